@@ -36,16 +36,16 @@ test: check java databases ## check, then every test that is not marked slow  (A
 spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and killed drivers too
 	@echo "make spark: pytest, Spark"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark \
-		"tests/test_docs.py::test_documentation_runs[docs/spark.md]" \
-		"tests/test_docs.py::test_documentation_runs[docs/pipeline.md]" \
-		"tests/test_docs.py::test_documentation_runs[docs/trace.md]" \
-		"tests/test_docs.py::test_documentation_runs[docs/report.md]" \
-		"tests/test_docs.py::test_documentation_runs[docs/reconcile.md]" $(ARGS)
+		"tests/test_docs.py::test_documentation_runs[docs/how-to/spark.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/how-to/spark-jobs.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/how-to/trace.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/how-to/report.md]" \
+		"tests/test_docs.py::test_documentation_runs[docs/how-to/reconcile.md]" $(ARGS)
 
 check: $(READY) ## ruff, mypy strict, and the tidy rules
 	@echo "make check: ruff, mypy, tidy"
-	@$(py) -m ruff check --quiet src tests bench
-	@$(py) -m ruff format --quiet --check --diff src tests bench
+	@$(py) -m ruff check --quiet src tests bench docs/images.py
+	@$(py) -m ruff format --quiet --check --diff src tests bench docs/images.py
 	@$(py) -m mypy --no-error-summary
 	@$(py) -m pytest -q --no-header tests/test_tidy.py tests/tidy
 

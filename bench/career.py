@@ -23,7 +23,7 @@ from rich.table import Table
 
 import fairway
 from bench.presenting import Rows, present
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.support.zookeeper import ensemble
 
 ROUNDS = 15

@@ -26,10 +26,10 @@ from fairway import batch
 from fairway.protocol import Connection, Role, Verb, codec, frames
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.world.clock import RealClock
-from fairway.world.rng import RealRng
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
 
 ROUNDS = 9
 BATCH = 1_000

@@ -23,12 +23,12 @@ from rich.table import Table
 
 from bench.presenting import present
 from fairway import batch
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.consumer_options import ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.line import Answer
 from fairway.protocol.messages import AttachedBatch, Joined, Pull, Pulled, SequenceRange, SettleAll, Settled, WireLot
-from fairway.protocol.session import Answer
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 
 MESSAGES = 1_000
 PAYLOAD = b"x" * 100

@@ -24,7 +24,7 @@ from pathlib import Path
 import fairway
 import fairway.aio
 from bench.machine import describe
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 
 PAYLOAD = bytes(100)
 READY = re.compile(r"fairway broker: ready at (fairway://[\d.:]+), data in .+")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.client_rates import cpu_s
 from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.crash.cluster_view import View
 from tests.support.ports import free_port
 from tests.support.zookeeper import Ensemble

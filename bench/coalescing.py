@@ -31,7 +31,7 @@ from rich.table import Table
 
 import fairway
 from bench.presenting import Rows, present
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 
 ROUNDS = 15
 THREADS = 8

@@ -35,10 +35,10 @@ from fairway import batch
 from fairway.delay.engine import Engine
 from fairway.errors import Code, Refused
 from fairway.names import Subject
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage.message_log import AppendReceipt
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 
 MESSAGES = 10_000_000
 BATCH = 1_000

@@ -31,7 +31,7 @@ from typing import Any
 import fairway
 from bench.client_rates import broker
 from bench.machine import describe
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 
 GROUP = "hotel"
 WARM_UP = "warm-up"

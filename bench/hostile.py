@@ -40,7 +40,7 @@ from typing import TypeVar
 
 from fairway.errors import Refused
 from fairway.limits import MIB
-from fairway.world.process import Child, ChildSilent
+from fairway.runtime.process import Child, ChildSilent
 from tests.hostile.broker_attacks import ATTACKS, client, forget_peak, give_way, peak_bytes
 from tests.support.client import Client, Stream
 

@@ -36,10 +36,10 @@ from rich.progress import Progress
 
 import fairway.aio
 from bench.hostile import GOOD_NICE, IN_MEMORY, LOWEST_NICE
-from fairway.client.aio_face import AioClient
+from fairway.client.aio.client import AioClient
 from fairway.errors import FairwayError
 from fairway.limits import MIB
-from fairway.world.process import Child, ChildSilent
+from fairway.runtime.process import Child, ChildSilent
 from tests.hostile.broker_attacks import ATTACKS, give_way
 
 RATE_PER_S = 500

@@ -17,9 +17,9 @@ from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Seek, Sought
-from fairway.world.rng import RealRng
-from fairway.world.service import run
+from fairway.protocol.admin_messages import Seek, Sought
+from fairway.runtime.rng import RealRng
+from fairway.runtime.service import run
 
 IN_FLIGHT = 32  # batches of one producer
 

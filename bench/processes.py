@@ -15,14 +15,14 @@ from typing import Any, Self
 from bench.machine import queued_s, resident_bytes
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.limits import MIB
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
+from fairway.runtime.service import run
 from fairway.scheduling import SchedulerOptions
-from fairway.scheduling.order import Arrival
+from fairway.scheduling.virtual_time import Arrival
 from fairway.storage.store import StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
-from fairway.world.service import run
 
 ANSWER_S_MAX = 120.0
 SEGMENT_BYTES = 16 * MIB
@@ -134,10 +134,10 @@ async def _serve(root: str, is_plain: bool, slice_ns: int | None, pipe: Pipe) ->
 
 def _figures(broker: Broker) -> dict[str, Any]:
     groups = {}
-    for host in broker.desk.groups:
+    for host in broker.coordinator.groups:
         actor = broker.scheduler.find(host.key)
         if actor is not None:
-            lag = broker.store.messages.end_sequence(host.subject_id) - host.law.cursor
+            lag = broker.store.messages.end_sequence(host.subject_id) - host.state_machine.cursor
             groups[str(host.name)] = {
                 "loop_ns": actor.served_ns,
                 "elsewhere_ns": actor.elsewhere_ns,

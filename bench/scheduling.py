@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fairway.runtime.clock import RealClock
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
-from fairway.world.clock import RealClock
 
 ACTORS = (1, 70, 10_000)
 EACH = (1, 20)

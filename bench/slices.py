@@ -22,11 +22,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fairway.runtime.clock import SimClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.loop import SimLoop
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
-from fairway.scheduling.order import CREDIT_NS, VirtualTime
-from fairway.world.clock import SimClock
-from fairway.world.loop import SimLoop
-from fairway.world.rng import SeededRng
+from fairway.scheduling.virtual_time import CREDIT_NS, VirtualTime
 
 SLICES_NS = (100_000, 200_000, 500_000, 1_000_000, 2_000_000)
 IN_FLIGHT = (1, 2, 4, 8, 16)

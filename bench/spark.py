@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import fairway
 from bench import machine, spark_ways
 from bench.tree import Tree
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

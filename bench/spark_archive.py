@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import fairway
 from bench import machine
 from bench.tree import Tree
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ def row_source(subject: str) -> type[Any]:
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
     from pyspark.sql.types import StructType
 
-    from fairway.spark import schema
+    from fairway.spark import frames
 
     class RowReader(DataSourceReader):
         def __init__(self, options: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ def row_source(subject: str) -> type[Any]:
             return "rows"
 
         def schema(self) -> StructType:
-            return schema.MESSAGES
+            return frames.MESSAGES
 
         def reader(self, schema: StructType) -> RowReader:
             return RowReader(dict(self.options))
@@ -62,10 +62,10 @@ def lay_ready(url: str, subject: str, folder: Path) -> int:
     """The Arrow batches that our source gives Spark, in a file for each of its tasks; how many bytes that is."""
     import pyarrow as pa
 
-    from fairway.spark import schema
+    from fairway.spark import frames as frames_module
     from fairway.spark.source import FairwaySource
 
-    reader = FairwaySource({"url": url, "subject": subject}).reader(schema.MESSAGES)
+    reader = FairwaySource({"url": url, "subject": subject}).reader(frames_module.MESSAGES)
     folder.mkdir()
     for number, partition in enumerate(reader.partitions()):
         frames = reader.read(partition)
@@ -82,7 +82,7 @@ def ready_source() -> type[Any]:
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
     from pyspark.sql.types import StructType
 
-    from fairway.spark import schema
+    from fairway.spark import frames
 
     class ReadyReader(DataSourceReader):
         def __init__(self, folder: str) -> None:
@@ -104,7 +104,7 @@ def ready_source() -> type[Any]:
             return "ready"
 
         def schema(self) -> StructType:
-            return schema.MESSAGES
+            return frames.MESSAGES
 
         def reader(self, schema: StructType) -> ReadyReader:
             return ReadyReader(self.options["folder"])

@@ -35,14 +35,14 @@ from bench import machine
 from fairway import batch, limits
 from fairway.errors import FairwayError
 from fairway.names import Subject
+from fairway.runtime.clock import RealClock
+from fairway.runtime.disk import Completion, File, Part
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.real_file import write_all
+from fairway.runtime.rng import RealRng
+from fairway.runtime.service import run
 from fairway.storage import checkpoint, directory, index_file, message_log
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.disk import Completion, File, Part
-from fairway.world.real_disk import RealDisk
-from fairway.world.real_file import write_all
-from fairway.world.rng import RealRng
-from fairway.world.service import run
 
 T = TypeVar("T")
 

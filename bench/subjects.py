@@ -38,21 +38,21 @@ from bench import machine
 from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
 from fairway import aio, batch, limits
+from fairway.broker.group_switches import GroupSwitches
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.broker.switches import GroupSwitches
 from fairway.errors import FairwayError
-from fairway.lookup.asking import Inquirer
-from fairway.lookup.opening import open_registry, parse_meta
+from fairway.lookup.registries import open_registry, parse_meta
+from fairway.lookup.requests import Inquirer
 from fairway.names import GroupName, Subject
-from fairway.protocol.routing import Govern, Governed, RouteChange
+from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy, SubjectRecord
 from fairway.registry.port import Exists, Registry
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from tests.support.ports import free_port
 from tests.support.zookeeper import ensemble
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fairway.protocol import Bytes, Connection, ControlMessage, HandshakeDone, RefusalReceived, ResponseReceived, Role
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 
 Answered: TypeAlias = Callable[[ControlMessage | Exception], None]
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import pytest
 
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.tidy.source import ROOT
 
 _OPT_OUT = re.compile(r"<!--\s*not run:?\s*(?P<reason>.*?)\s*-->")
@@ -103,7 +103,7 @@ def documents() -> list[Path]:
 
 def by_length() -> list[Any]:
     """The pages; those that start a Spark for each of their commands are for `make spark`."""
-    slow = {ROOT / f"docs/{name}.md" for name in ("spark", "pipeline", "trace", "report", "reconcile")}
+    slow = {ROOT / f"docs/how-to/{name}.md" for name in ("spark", "spark-jobs", "trace", "report", "reconcile")}
     return [pytest.param(page, marks=pytest.mark.slow if page in slow else ()) for page in documents()]
 
 
@@ -161,47 +161,6 @@ def _run(command: list[str], directory: Path, status: int, url: str = _BROKER) -
     )
     shown = shlex.join(["fairway", *command[1:]]) if command[0].endswith("fairway") else command[1]
     assert run.returncode == status, f"{shown}: exit {run.returncode}, not {status}\n{run.stdout}{run.stderr}"
-
-
-# --- what it names --------------------------------------------------------------------------------------------------
-
-_NAMED = re.compile(r"`(?P<path>(?:src|tests|bench|docs)/[\w/.-]+\.(?:py|md))(?:::(?P<name>\w+))?`")
-_LINK = re.compile(r"\]\((?P<target>[^)\s#]*)(?:#(?P<anchor>[^)]*))?\)")
-
-
-def dangling(document: Path) -> list[str]:
-    """Files and tests that a document names, and links that it makes, which lead nowhere."""
-    text = document.read_text(encoding="utf-8")
-    lost = [found[0] for found in _NAMED.finditer(text) if not _is_there(ROOT / found["path"], found["name"])]
-    for found in _LINK.finditer(re.sub(r"\n +", " ", text)):
-        target = document.parent / found["target"] if found["target"] else document
-        if "://" not in found["target"] and not (target.exists() and _has_anchor(target, found["anchor"])):
-            lost.append(found[0])
-    return lost
-
-
-def _is_there(path: Path, name: str | None) -> bool:
-    return path.exists() and (name is None or f"def {name}(" in path.read_text(encoding="utf-8"))
-
-
-def _has_anchor(document: Path, anchor: str | None) -> bool:
-    """As GitHub makes them of headings."""
-    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
-    return not anchor or anchor in [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
-
-
-@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_what_is_named_is_there(document: Path) -> None:
-    assert dangling(document) == []
-
-
-def test_what_is_not_there_is_found(tmp_path: Path) -> None:
-    names = "`tests/test_docs.py::test_what_is_not_there_is_found` `tests/test_docs.py::test_none` `src/none.py`"
-    links = "[here](page.md#a-part) [nor](page.md#none) [nor](none.md) [away](https://example.org)"
-    (tmp_path / "page.md").write_text(f"# A part\n\n{names}\n{links}\n", encoding="utf-8")
-    assert dangling(tmp_path / "page.md") == [
-        "`tests/test_docs.py::test_none`", "`src/none.py`", "](page.md#none)", "](none.md)"
-    ]  # fmt: skip
 
 
 # --- how blocks are found -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The tables of settings in docs/clients.md name every setting there is, with the default that it has."""
+"""The tables of settings in docs/reference/clients.md name every setting there is, with the default that it has."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUP = {field.name: field.default for field in msgspec.structs.fields(GroupCon
 
 def rows(heading: str) -> dict[str, str]:
     """Setting by setting, what the table under that heading says is the default."""
-    text = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "clients.md").read_text(encoding="utf-8")
     _, table = text.split(f"| {heading} |", 1)
     shown: dict[str, str] = {}
     for line in table.split("\n\n", 1)[0].split("\n")[2:]:

@@ -27,11 +27,12 @@ RULES: tuple[Callable[[Iterable[Source]], Iterator[Finding]], ...] = (
     shape.ceilings,
     shape.packages,
     shape.unique_names,
+    shape.nouns,
     liveness.dead,
 )
 
 # What a machine with the core install alone imports; none of it may pull in what an extra brings.
-CORE_PARTS = ("", "aio", "names", "limits", "errors", "world", "batch", "protocol", "client")
+CORE_PARTS = ("", "aio", "names", "limits", "errors", "runtime", "batch", "protocol", "client")
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,35 @@
 """Fairway: a message queue without partitions, whose log Spark can read.
 
-The public surface:
-
     with fairway.connect("fairway://127.0.0.1:20880") as fw:
-        fw.send("order.changed", b"...", key="o-42").result()           # a receipt: it is durable
-        fw.send("order.remind", b"...", after=timedelta(days=3))        # delivered then, and not before
+        fw.send("order.changed", b"...", key="o-42").result()           # a receipt: the message is durable
+        fw.send("order.remind", b"...", after=timedelta(days=3))        # delivered in three days
         with fw.consumer("order.changed", group="hotel") as consumer:
             for message in consumer:
                 message.ack()
 
-`fairway.aio` has the same names for asyncio.
+`fairway.aio` has the same names for asyncio. The packages:
+
+    client       the library: clients, producers, consumers, forwarders, the spool
+    sql          outbox, inbox and election in the user's database
+    spark        the Spark data source
+    career       leader election for the user's programs
+    testing      a broker in memory, for tests
+    cli          the command line
+    broker       the broker: produce, pull, settle, dead letters, inboxes
+    delay        the delay server
+    meta         the meta server: routes and the registry
+    groups       a consumer group, as a pure state machine
+    protocol     the protocol and the client's sessions, without I/O
+    batch        the batch format
+    storage      the logs on disk
+    replication  masters and replicas
+    registry     the registry: SQLite or ZooKeeper
+    serving      parts of every server: connections, memory bounds, metrics, HTTP probes
+    scheduling   actors and virtual time
+    lookup       requests to meta servers: routes, and the registry over the wire
+    runtime      clock, disk, network and threads, real and simulated
+
+The modules `errors`, `limits`, `names`, `coalesce`, `redaction` and `pytest_plugin` stand beside the packages.
 """
 
 from __future__ import annotations
@@ -18,18 +38,17 @@ from fairway.batch import MessageId
 from fairway.career import Candidacy, Career, Leadership, elect
 from fairway.client.app import App
 from fairway.client.coalescing import CoalescingStatistics, RequestStatus
-from fairway.client.coalescing_threads import QueueCoordinator, QueueEntry
-from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions
-from fairway.client.delaying import DelayedMessage, DelayedOutcome, InTransit, Redirection
-from fairway.client.forwarder import Forwarder
-from fairway.client.forwarder_items import FailedItem, ForwarderCounts, ForwarderOptions, Outgoing
-from fairway.client.handling import Reject, Retry
-from fairway.client.idempotence_expiring import AsyncExpiringStore, ClaimState, ExpiringInbox, ExpiringStore
-from fairway.client.idempotence_memory import MemoryInbox
-from fairway.client.pending import SyncPending as Pending
-from fairway.client.spool import SpoolOptions, SpoolState
-from fairway.client.sync import Client, connect
+from fairway.client.delayed_messages import DelayedMessage, DelayedOutcome, InTransit, Redirection
+from fairway.client.forwarder_buffer import FailedItem, ForwarderCounts, ForwarderOptions, Outgoing
+from fairway.client.handler_results import Reject, Retry
+from fairway.client.idempotence_inboxes import AsyncExpiringStore, ClaimState, ExpiringInbox, ExpiringStore, MemoryInbox
+from fairway.client.spool.spool import SpoolOptions, SpoolState
+from fairway.client.sync.client import Client, connect
+from fairway.client.sync.coalescing import QueueCoordinator, QueueEntry
+from fairway.client.sync.consumer import Consumer
+from fairway.client.sync.forwarder import Forwarder
+from fairway.client.sync.receipts import SyncPending as Pending
 from fairway.errors import (
     BadName,
     BufferFull,
@@ -46,11 +65,11 @@ from fairway.errors import (
     Unreachable,
 )
 from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import Message
 from fairway.protocol.line import ReconnectOptions
-from fairway.protocol.pending import BatchReceipt, Receipt, SpoolBatchReceipt, SpoolReceipt
-from fairway.protocol.producing import ProducerOptions
+from fairway.protocol.producer_session import ProducerOptions
+from fairway.protocol.receipts import BatchReceipt, Receipt, SpoolBatchReceipt, SpoolReceipt
 
 __version__ = "0.1.0.dev0"
 

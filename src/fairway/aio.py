@@ -1,4 +1,4 @@
-"""The asyncio twin of `fairway`: the same names, awaited.
+"""Fairway for asyncio: the same names as `fairway`, awaited.
 
 async with fairway.aio.connect("fairway://127.0.0.1:20880") as fw:
     receipt = await fw.send("order.changed", b"...")
@@ -9,14 +9,14 @@ from __future__ import annotations
 from fairway.career import AioCandidacy as Candidacy
 from fairway.career import AioCareer as Career
 from fairway.career import elect_async as elect
-from fairway.client.aio_consumer import AioConsumer as Consumer
-from fairway.client.aio_face import AioClient as Client
-from fairway.client.aio_face import connect
-from fairway.client.aio_forwarder import AioForwarder as Forwarder
-from fairway.client.aio_pending import AioBatch as PendingBatch
-from fairway.client.aio_pending import AioPending as Pending
-from fairway.client.coalescing_aio import AioQueueCoordinator as QueueCoordinator
-from fairway.client.coalescing_aio import AioQueueEntry as QueueEntry
+from fairway.client.aio.client import AioClient as Client
+from fairway.client.aio.client import connect
+from fairway.client.aio.coalescing import AioQueueCoordinator as QueueCoordinator
+from fairway.client.aio.coalescing import AioQueueEntry as QueueEntry
+from fairway.client.aio.consumer import AioConsumer as Consumer
+from fairway.client.aio.forwarder import AioForwarder as Forwarder
+from fairway.client.aio.receipts import AioBatch as PendingBatch
+from fairway.client.aio.receipts import AioPending as Pending
 
 __all__ = [
     "Candidacy",

@@ -1,15 +1,16 @@
-"""The law by which equal requests are merged: a machine of four states, as a table. No clock, no I/O, no lock.
+"""Coalescing: the rules by which equal requests are merged. A machine of four states, as a table; no clock, I/O or
+lock.
 
 Requests that mean the same (refresh this cache entry, recompute that basket) often stand close together in a queue.
-While one of them is in process a second one must wait, since the first may have read what has changed by now; a third
-would only repeat what the second is going to do, and is declined. Per key there are two places, the *head* (in process)
-and the *tail* (waiting), and that is all there is to know:
+While one of them is in process a second request must wait, because the first may have read data that has changed by
+now. A third would only repeat the work of the second, and is declined. So each key has two places, the *head* (in
+process) and the *tail* (waiting):
 
-    INIT       nobody is here: the next request is the head
-    PROCESS    the head is in process, nobody waits
+    INIT       no request is here: the next request becomes the head
+    PROCESS    the head is in process, no request waits
     BLOCK      the head is in process and the tail waits for it
-    DECLINE    one more has come while both places are taken. Nobody stays here: one of the two that cannot both wait
-               is declined, and the machine is back in BLOCK
+    DECLINE    another request has come while both places are taken. The machine leaves this state at once: the new
+               request or the tail is declined, and the machine is back in BLOCK
 
                   enqueue: accept           enqueue: wait             enqueue: decline
           ┌──────┐ ─────────────► ┌─────────┐ ─────────────► ┌───────┐ ─────────────► ┌─────────┐
@@ -18,14 +19,14 @@ and the *tail* (waiting), and that is all there is to know:
                   dequeue: freed            dequeue: promoted         settle, of itself
                                             withdraw: withdrawn
 
-Who of the two is declined is a choice (`Keep`). By default it is the newcomer: right where the request carries nothing
-but its key. Where it carries a value, `Keep.LATEST` lets the newcomer wait in the place of the one that waited.
+`Keep` chooses which request is declined. By default the new request is declined, which is right if requests carry
+nothing but their key. If they carry a value, `Keep.LATEST` lets the new request take the place of the waiting one.
 
-A dequeue by one that is not the head does nothing. It happens: a head that was given up for dead comes back and says it
-has ended, and must not end the one that took its place.
+A dequeue by any request but the head does nothing. A head that was given up for dead may come back and report its end,
+and must not end the request that took its place.
 
-Who they are is up to the caller: tickets of one process (`fairway.QueueCoordinator`) or sequences of messages (a
-broker's group). `None` is nobody.
+The caller defines the requests: tickets of one process (`fairway.QueueCoordinator`) or sequences of messages (a
+broker's group). `None` means no request.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ Who = TypeVar("Who")
 
 
 class CoalescingState(enum.IntEnum):
-    """(Integers here and below: they are looked up for every message, and their hash costs a tenth.)"""
+    """The states. (Integers here and below: they are looked up for every message, and hashing an enum costs a
+    tenth.)"""
 
     INIT = 0
     PROCESS = 1
@@ -51,22 +53,22 @@ class CoalescingEvent(enum.IntEnum):
     ENQUEUE = 0  # a request has come
     DEQUEUE = 1  # the head has ended, or is given up for dead
     WITHDRAW = 2  # the tail does not want to wait any longer
-    SETTLE = 3  # of itself, once it is decided who is declined
+    SETTLE = 3  # of itself, after one request was declined
 
 
 class CoalescingAnswer(enum.IntEnum):
-    ACCEPT = 0  # you are the head: go
-    WAIT = 1  # you are the tail: wait for the head
-    DECLINE = 2  # one is at work and one waits: drop it
-    FREED = 3  # nobody is here any more: the machine may be forgotten
-    PROMOTED = 4  # the tail is the head now: tell it
-    WITHDRAWN = 5  # nobody waits any more
-    IGNORED = 6  # it was not yours to end: nothing has changed
+    ACCEPT = 0  # the request is the head: begin
+    WAIT = 1  # the request is the tail: wait for the head
+    DECLINE = 2  # one request is in process and one waits: drop this one
+    FREED = 3  # no request is here any more: the machine may be deleted
+    PROMOTED = 4  # the tail is the head now: the caller notifies it
+    WITHDRAWN = 5  # no request waits any more
+    IGNORED = 6  # the request was not the head or the tail: nothing has changed
     SETTLED = 7  # back in BLOCK
 
 
 class Keep(enum.Enum):
-    """Which of two requests is to wait when there is place for one."""
+    """Which of two requests waits if there is one place."""
 
     FIRST = "first"
     LATEST = "latest"
@@ -84,13 +86,13 @@ TABLE: Final[dict[tuple[CoalescingState, CoalescingEvent], tuple[CoalescingState
 
 
 class EnqueueResult(NamedTuple, Generic[Who]):
-    """What comes of a request that enqueues: its own answer, and who is declined, if anybody."""
+    """The result of an enqueue: the answer, and the request that is declined, if any."""
 
     answer: CoalescingAnswer
     declined: Who | None
 
 
-# Looked up for every message: a name of the module costs a third of a member of an enumeration.
+# Looked up for every message: a module name costs a third of an enum member.
 _INIT, _ENQUEUE, _DEQUEUE, _ACCEPT = (
     CoalescingState.INIT,
     CoalescingEvent.ENQUEUE,
@@ -102,12 +104,12 @@ _WAITING: Final[EnqueueResult[Any]] = EnqueueResult(CoalescingAnswer.WAIT, None)
 
 
 class Machine(Generic[Who]):
-    """One key's machine. Whoever shares it between threads keeps a lock of their own around it."""
+    """The machine of one key. Threads that share a machine need a lock of their own."""
 
     __slots__ = ("head", "state", "tail")
 
     def __init__(self, head: Who | None = None, tail: Who | None = None) -> None:
-        """A new one; or, with those who were in it, one from a checkpoint."""
+        """A new machine; with `head` and `tail`, a machine from a checkpoint."""
         self.head = head
         self.tail = tail
         self.state = _INIT
@@ -117,7 +119,7 @@ class Machine(Generic[Who]):
             raise InvariantViolated("nobody waits for nobody")
 
     def enqueue(self, who: Who, keep: Keep = Keep.FIRST) -> EnqueueResult[Who]:
-        """Ask for a place. One that has a place already is told so again, and takes no second one."""
+        """Ask for a place. A request that has a place gets the same answer again, and no second place."""
         if who == self.head:
             return _ACCEPTED
         if who == self.tail:
@@ -132,7 +134,7 @@ class Machine(Generic[Who]):
         return self._decline(who, keep)
 
     def dequeue(self, who: Who) -> CoalescingAnswer:
-        """The head has ended: FREED, or PROMOTED. From anybody else: IGNORED."""
+        """The head has ended: FREED, or PROMOTED. From any other request: IGNORED."""
         if who != self.head or self.head is None:
             return CoalescingAnswer.IGNORED
         answer = self._move(_DEQUEUE)
@@ -140,14 +142,14 @@ class Machine(Generic[Who]):
         return answer
 
     def withdraw(self, who: Who) -> CoalescingAnswer:
-        """The tail gives up its place: WITHDRAWN. From anybody else: IGNORED."""
+        """The tail gives up its place: WITHDRAWN. From any other request: IGNORED."""
         if who != self.tail or self.tail is None:
             return CoalescingAnswer.IGNORED
         self.tail = None
         return self._move(CoalescingEvent.WITHDRAW)
 
     def _decline(self, who: Who, keep: Keep) -> EnqueueResult[Who]:
-        """Both places are taken: one of those who want to wait goes, and the machine settles."""
+        """Both places are taken: decline the new request or the tail, and settle."""
         entry: EnqueueResult[Who] = EnqueueResult(CoalescingAnswer.DECLINE, who)
         if keep is Keep.LATEST:
             entry = EnqueueResult(CoalescingAnswer.WAIT, self.tail)

@@ -1,15 +1,15 @@
-"""The error families, and the fate each one has.
+"""The errors of Fairway, and what to do about each.
 
-    RemoteProtocolError   the other side (or a file) broke the rules   → close the connection, reject the bytes
+    RemoteProtocolError   the peer (or a file) broke the rules         → close the connection, reject the bytes
     Refused               a request that cannot be granted now         → answer with the code, keep the connection
-    Unreachable           nobody answers at that address               → try another, or again later
-    NotSent, BufferFull   certainly not stored                         → send again when you like
-    OutcomeUnknown        perhaps stored                               → ask, or send again if twice does no harm
+    Unreachable           no server answers at that address            → try another, or again later
+    NotSent, BufferFull   certainly not stored                         → send again at any time
+    OutcomeUnknown        perhaps stored                               → ask, or send again if a duplicate does no harm
     Deposed               another leader has taken over                → roll back, hand over
-    StorageFault          the disk or the data directory failed us     → stop the store, exit
-    Misuse                our own caller broke the rules               → fix the program
+    StorageFault          the disk or the data directory failed        → stop the store, exit
+    Misuse                the caller broke the rules                   → fix the program
 
-`invariant` states what must hold whatever the input; it survives `python -O`.
+`invariant` states what must hold for every input. It also checks under `python -O`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 
 class FairwayError(Exception):
-    """Base of everything that Fairway raises on purpose."""
+    """Base of all errors that Fairway raises on purpose."""
 
 
 class RemoteProtocolError(FairwayError):
-    """Bytes that came from elsewhere do not follow the format."""
+    """Bytes from a peer or a file do not follow the format."""
 
 
 class Misuse(FairwayError, ValueError):
@@ -35,17 +35,18 @@ class BadName(Misuse):
 
 
 class InvariantViolated(FairwayError):
-    """A bug in Fairway itself: what must always hold did not."""
+    """A bug in Fairway itself: an invariant does not hold."""
 
 
 class Code(enum.Enum):
     """Why a request was refused. In every case nothing was appended and nothing changed.
 
-    The value is what goes over the wire; `docs/protocol.md` says what a client does about each.
+    The value goes over the wire; `docs/internals/protocol.md` says what a client does about each code.
     """
 
     BUSY = "busy"
-    """A bound is reached: too many requests, or too much that is not yet on disk. Wait, then send the same again."""
+    """A bound is reached: too many requests, or too many bytes that are not yet on disk. Wait, then repeat the
+    request."""
     READ_ONLY = "read_only"
     """The subject or the whole store takes no messages now: by command, or because the disk is nearly full."""
     TOO_LARGE = "too_large"
@@ -53,38 +54,38 @@ class Code(enum.Enum):
     BAD_NAME = "bad_name"
     """A subject, group or consumer name outside the alphabet or length that `fairway.names` allows."""
     NOT_MASTER = "not_master"
-    """This broker may not answer for the subject: ask the meta server who does."""
+    """This broker must not answer for the subject: ask the meta server for the master."""
     SEQUENCE_CONFLICT = "sequence_conflict"
-    """These producer sequences are taken by other bytes, or by a later epoch of the same producer."""
+    """Other bytes, or a later epoch of the same producer, have taken these producer sequences."""
     SEQUENCE_GAP = "sequence_gap"
-    """A batch before this one has not arrived: send that one first."""
+    """A batch before this one has not arrived: send the earlier batch first."""
     UNKNOWN_PRODUCER = "unknown_producer"
-    """The stream resumes but is not remembered: whether its last batches were stored cannot be said."""
+    """The stream resumes, but the broker has forgotten it: nobody knows whether its last batches were stored."""
     FOREIGN_STREAM = "foreign_stream"
-    """The stream belongs to a sender with another secret: what this one sends goes into a stream of its own."""
+    """The stream belongs to a sender with another secret: begin a stream of your own."""
 
     BAD_REQUEST = "bad_request"
     """Well formed, but its values contradict one another or lie outside their range."""
     UNSUPPORTED = "unsupported"
-    """This side does not speak that protocol version, or does not know that verb."""
+    """This side does not know that protocol version, or that verb."""
     NO_SUCH_SUBJECT = "no_such_subject"
-    """Nothing was ever produced to it here."""
+    """No message was ever sent to that subject here."""
     NO_SUCH_GROUP = "no_such_group"
-    """Nobody has joined or configured that group on that subject here."""
+    """No consumer has joined that group on that subject here, and no operator has configured it."""
     NOT_A_MEMBER = "not_a_member"
     """The consumer has not joined, or its lease ran out: join again."""
     STALE_CONFIG = "stale_config"
-    """The group's configuration has another version than the one that was expected: read it, then decide."""
+    """The group's configuration has another version than the request expects: read it, then decide."""
     FENCED = "fenced"
-    """Somebody newer has taken this place: another connection of the same consumer, a later epoch, another log."""
+    """A newer owner has taken this place: another connection of the same consumer, a later epoch, another log."""
     EXPIRED = "expired"
-    """The request could not be answered before its time was up. It was not begun."""
+    """The server could not answer the request in time, and did not begin it."""
     DAMAGED = "damaged"
-    """What was asked for is quarantined: stored, but unreadable on this copy."""
+    """The requested data is quarantined: stored, but unreadable on this copy."""
     DRAINING = "draining"
-    """The other side has said goodbye and takes no new requests: connect again, or elsewhere."""
+    """The peer has said goodbye and takes no new requests: connect again, or elsewhere."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
-    """The server has no place for one more connection now."""
+    """The server has no room for another connection now."""
     PROTOCOL_ERROR = "protocol_error"
     """The bytes broke the rules of the protocol; the connection is closed."""
     OTHER = "other"
@@ -92,7 +93,7 @@ class Code(enum.Enum):
 
 
 class StoredRange(NamedTuple):
-    """A batch that a broker has stored in some places of a producer stream."""
+    """A batch that a broker has stored in a producer stream."""
 
     first: int  # producer sequence
     messages: int
@@ -106,8 +107,8 @@ class StoredRange(NamedTuple):
 class Refused(FairwayError):
     """The request cannot be granted; nothing was appended and nothing changed.
 
-    `stored`, of a SEQUENCE_CONFLICT: the batches that stand in the places of the refused one, none where nothing does.
-    None: the broker cannot tell, or is too old to say.
+    `stored`, of a SEQUENCE_CONFLICT: the batches that are stored at the places of the refused one; empty if there are
+    none. None: the broker cannot tell, or is too old to say.
     """
 
     def __init__(
@@ -134,13 +135,14 @@ class NotSent(FairwayError):
 
 
 class OutcomeUnknown(FairwayError):
-    """The messages were sent and no answer came: they may or may not be stored, and once more may make it twice."""
+    """The messages were sent and no answer came: they may be stored, and sending them again may make duplicates."""
 
 
 class BufferFull(FairwayError):
-    """The producer's buffer has no room: messages come faster than the broker takes them. Wait, or make it larger.
+    """The producer's buffer has no room: messages come faster than the broker takes them. Wait, or choose a larger
+    buffer.
 
-    `messages` and `size_bytes` say how much room would have been needed.
+    `messages` and `size_bytes` say how much room the call needed.
     """
 
     def __init__(self, sentence: str, messages: int, size_bytes: int) -> None:
@@ -150,11 +152,11 @@ class BufferFull(FairwayError):
 
 
 class CircuitOpen(FairwayError):
-    """The broker has failed again and again; until a probe succeeds, sends fail at once, as was chosen."""
+    """The broker has failed again and again. Until a probe succeeds, sends fail at once, because of `fails_fast`."""
 
 
 class Deposed(FairwayError):
-    """A later leader rules, or may: nothing that this one does is accepted any more. Roll back, and stop."""
+    """A later leader is in office, or may be: no action of this leader is accepted any more. Roll back, and stop."""
 
     def __init__(self, career: str, token: int, why: str) -> None:
         super().__init__(f"token {token} of career {career} is deposed: {why}")
@@ -163,7 +165,7 @@ class Deposed(FairwayError):
 
 
 class CannotListen(FairwayError):
-    """The address cannot be listened on; the sentence names it and says why."""
+    """The server cannot listen on the address; the sentence names the address and the reason."""
 
     def __init__(self, sentence: str, *, is_taken: bool = False) -> None:
         super().__init__(sentence)
@@ -175,11 +177,11 @@ class StorageFault(FairwayError):
 
 
 class DiskFull(StorageFault):
-    """No room. What the failed operation had written is gone from the file again."""
+    """The disk has no room. The bytes of the failed operation are removed from the file again."""
 
 
 class NoSuchFile(StorageFault):
-    """The file is not there."""
+    """The file does not exist."""
 
 
 class DirectoryLocked(StorageFault):

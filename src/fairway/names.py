@@ -1,20 +1,20 @@
-"""Names are parsed once, at the border; no raw `str` travels inward.
+"""Names of subjects, groups and consumers. Names are parsed once, at the border; no raw `str` travels inward.
 
-The alphabet keeps a name safe as a file name, a metric label and a word on a command line:
-letters, digits, `.`, `-`, `_`; a letter or digit first; at most 200 characters. Case matters.
+The alphabet keeps a name safe as a file name, a metric label and a word on a command line: letters, digits, `.`, `-`,
+`_`; a letter or digit first; at most 200 characters. Case matters.
 
-A broker has subjects of its own, with a colon, so that nobody can take their names:
+A broker has internal subjects, with a colon, so that no user subject can have their names:
 
     dead:<group>:<subject>     dead letters of a group; may be read, scanned and consumed, not sent to
-    inbox:<group>:<subject>    what only that group is to get; drained by the group itself, and readable. Sent to by
-                               whoever means that one group, and says so (docs/protocol.md, "For one group alone")
+    inbox:<group>:<subject>    messages for that group only; the group drains its inbox, and others may read it. A
+                               sender must name that group (docs/internals/protocol.md, "For one group alone")
 
-A group may consume dead letters, and has dead letters then in turn: `dead:<group>:dead:<group>:<subject>` is as deep as
-it goes.
+A group may consume dead letters, and then has dead letters in turn: `dead:<group>:dead:<group>:<subject>` is the
+deepest level.
 
-`nameless-<number>` stands for a subject whose name a disk has lost. Nobody creates a subject of that form, so that its
-messages mix with nobody else's. It has no colon because the names of its dead letters are in the log, where versions
-that know no other form read them.
+`nameless-<number>` stands for a subject whose name a disk has lost. No client can create a subject of that form, so
+that its messages mix with no others. The form has no colon, because the names of its dead letters are in the log, where
+earlier versions read them and know no other form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Self
 from fairway import limits
 from fairway.errors import BadName
 
-# A subject without messages, where queries of Spark have groups that hold their beginnings: a cursor there is a time.
+# A subject without messages. Queries of Spark have groups on it that keep their start; a cursor there is a time.
 MOMENTS = "fairway.events"
 
 _PLAIN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -58,7 +58,7 @@ class _Name(str):
 
 
 def _internal(raw: object) -> re.Match[str] | None:
-    """The parts of a name of the broker's own."""
+    """The parts of an internal subject's name."""
     if not isinstance(raw, str) or ":" not in raw or len(raw) > limits.INTERNAL_CHARS_MAX:
         return None
     found = _INTERNAL.fullmatch(raw)
@@ -79,19 +79,19 @@ class Subject(_Name):
 
     @classmethod
     def parse(cls, raw: str) -> Self:
-        """A subject that anybody may send to."""
+        """A subject that any client may send to."""
         if _internal(raw) is not None:
             raise BadName(f"subject {raw[: limits.NAME_CHARS_MAX]!r} is the broker's own: nobody else sends to it")
         return super().parse(raw)
 
     @classmethod
     def parse_any(cls, raw: str) -> Self:
-        """A subject that can be read, the broker's own included."""
+        """A subject that can be read, internal ones included."""
         return super().parse(raw) if _internal(raw) is None else cls(raw)
 
     @classmethod
     def parse_joinable(cls, raw: str) -> Self:
-        """A subject that groups may consume: anybody's, and the dead letters of groups on those."""
+        """A subject that groups may consume: a user's subject, or the dead letters of a group on such a subject."""
         name = cls.parse_any(raw)
         if name.is_internal and not (name.startswith(f"{_DEAD}:") and name.count(":") == 2):
             raise BadName(f"subject {str(name)!r} is the broker's own: scan it, or ask for a redrive")
@@ -99,7 +99,7 @@ class Subject(_Name):
 
     @classmethod
     def parse_inbox(cls, raw: str) -> tuple[GroupName, Self]:
-        """The name of a group's inbox: which group, and on which subject."""
+        """The group and the subject of an inbox."""
         found = _internal(raw)
         if found is None or found[1] != _INBOX:
             raise BadName(f"{raw[: limits.NAME_CHARS_MAX]!r} is no inbox: that is {_INBOX}:<group>:<subject>")
@@ -107,17 +107,17 @@ class Subject(_Name):
 
     @classmethod
     def dead_letters(cls, group: GroupName, subject: Subject) -> Self:
-        """Where messages of the subject go when they have had their last attempt in the group."""
+        """The dead-letter subject: messages of `subject` after their last attempt in the group."""
         return cls(f"{_DEAD}:{group}:{subject}")
 
     @classmethod
     def inbox(cls, group: GroupName, subject: Subject) -> Self:
-        """What only this group is to get."""
+        """The inbox: messages for this group only."""
         return cls(f"{_INBOX}:{group}:{subject}")
 
     @classmethod
     def nameless(cls, number: int, spare: int = 0) -> Self:
-        """A name for the subject with that number, whose own is lost; `spare` chooses another where it is taken."""
+        """A name for the subject with that number, whose name is lost; `spare` chooses another if the name is taken."""
         return cls(f"nameless-{number}-{spare}" if spare else f"nameless-{number}")
 
     @property
@@ -125,22 +125,22 @@ class Subject(_Name):
         return ":" in self
 
     def is_of(self, letters: Subject) -> bool:
-        """Of a subject of the broker's own: whether a group on these dead letters has it."""
+        """Of an internal subject: whether a group on these dead letters has it."""
         return self.endswith(f":{letters}")
 
     @property
     def owner(self) -> str:
-        """Of a subject of the broker's own: the subject that its messages come from."""
+        """Of an internal subject: the subject that its messages come from."""
         return self.rpartition(":")[2]
 
     @property
     def is_nameless(self) -> bool:
-        """Whether the name has the form that stands for a lost one; subjects of early versions may have it, too."""
+        """Whether the name has the form that stands for a lost name; subjects of early versions may have it, too."""
         return _NAMELESS.fullmatch(self) is not None
 
     @property
     def why_not_new(self) -> str:
-        """Why nobody may create a subject of this name; empty: anybody may."""
+        """Why no client may create a subject of this name; empty: every client may."""
         return f"{self} would stand for a subject whose name is lost: choose another name" if self.is_nameless else ""
 
     @property

@@ -1,6 +1,6 @@
-"""What pytest finds by itself once Fairway is installed: the fixture `fairway_broker`.
+"""The pytest plugin: the fixture `fairway_broker`, which pytest finds by itself once Fairway is installed.
 
-It lies outside `fairway.testing`, so that pytest starts without importing a broker, or what a broker needs.
+The plugin lies outside `fairway.testing`, so that pytest starts without importing a broker and its dependencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def fairway_broker() -> Iterator[MemoryBroker]:
     """A broker in memory, on a clock that the test moves."""
-    from fairway.testing import MemoryBroker  # nothing is imported for tests that do not want it
+    from fairway.testing import MemoryBroker  # tests without the fixture import nothing
 
     with MemoryBroker() as broker:
         yield broker

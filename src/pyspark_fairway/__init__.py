@@ -1,6 +1,9 @@
-"""Spark imports every installed package called `pyspark_*` and takes its `DefaultSource`: this is how
-`format("fairway")` is found by itself. Where Fairway cannot be imported (the extra is not installed, pyspark is too
-old) a source of that name says so when it is used: `explained`."""
+"""Makes `format("fairway")` known to Spark, which imports every installed package `pyspark_*` and takes its
+`DefaultSource`.
+
+If Fairway cannot be imported (the extra is not installed, or pyspark is too old), `explained` provides a source that
+gives the reason when used.
+"""
 
 try:
     from fairway.spark.source import FairwaySource as DefaultSource  # noqa: F401

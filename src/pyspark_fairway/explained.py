@@ -1,7 +1,7 @@
-"""What Spark finds where Fairway cannot be imported: a source that says why.
+"""A data source that explains why Fairway cannot be imported.
 
-Without it Spark says "Failed to find the data source", and the reason is lost. An error that is raised while Spark
-looks for sources would take every other source with it.
+Without it Spark reports "Failed to find the data source", and the reason is lost. An error raised while Spark looks for
+sources would disable every other source too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 
 def sources(name: str, error: Exception) -> dict[str, Any]:
-    """What the module is to have: a source of that name which nobody can use. Without pyspark, or with one that has no
-    sources in Python, nothing: then nobody looks for it."""
+    """The globals for a `pyspark_*` package: a source of that name that cannot be used. Empty without pyspark, or with
+    a pyspark without Python data sources: then nobody looks for the source."""
     try:
         from pyspark.sql.datasource import DataSource
     except ImportError:
@@ -24,7 +24,7 @@ def sources(name: str, error: Exception) -> dict[str, Any]:
     )
 
     class Unusable(DataSource):
-        """Says why."""
+        """A source that raises the reason when used."""
 
         def __init__(self, options: dict[str, str]) -> None:
             raise RuntimeError(reason)

@@ -1,4 +1,4 @@
-"""The same as `pyspark_fairway`, for `format("fairway.delayed")`: Spark takes one source of each such package."""
+"""Makes `format("fairway.delayed")` known to Spark, as `pyspark_fairway` does for "fairway": one package a source."""
 
 try:
     from fairway.spark.delayed import DelayedSource as DefaultSource  # noqa: F401

@@ -1,7 +1,7 @@
-"""The same as `pyspark_fairway`, for `format("fairway.events")`: Spark takes one source of each such package."""
+"""Makes `format("fairway.events")` known to Spark, as `pyspark_fairway` does for "fairway": one package a source."""
 
 try:
-    from fairway.spark.events import EventSource as DefaultSource  # noqa: F401
+    from fairway.spark.events.source import EventSource as DefaultSource  # noqa: F401
 except (ImportError, ValueError) as error:  # ValueError: what `fairway.spark` raises where something is missing
     from pyspark_fairway import explained
 

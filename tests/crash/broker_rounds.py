@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 
 from fairway.errors import FairwayError
-from fairway.protocol.admin import Depth, Describe, Described
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 from tests.crash.broker_witness import Reading
 from tests.crash.broker_worker import LEASE_MS, Orders
 from tests.simulation.broker_truth import Breach, Promise, Truth

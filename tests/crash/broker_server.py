@@ -14,12 +14,12 @@ from pathlib import Path
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.limits import KIB, MIB
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage.retention import Policy
 from fairway.storage.store import StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 
 # Small, so that within seconds segments roll, are sealed and checkpointed.
 STORE = StoreOptions(

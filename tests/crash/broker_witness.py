@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairway.world.clock import Clock, RealClock
+from fairway.runtime.clock import Clock, RealClock
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 
 

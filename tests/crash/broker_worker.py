@@ -14,9 +14,9 @@ import msgspec
 
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.rng import SeededRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import SeededRng
 from tests.crash.broker_witness import Scribe
 from tests.simulation.broker_clients import Consumer, Mood, Producer, Scene
 from tests.simulation.broker_truth import Owner

@@ -46,8 +46,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fairway.runtime.real_disk import POINTS
 from fairway.storage import checkpoint, index_file
-from fairway.world.real_disk import POINTS
 from tests.crash import (
     broker_rounds,
     career_rounds,

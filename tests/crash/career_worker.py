@@ -74,7 +74,7 @@ class Ledger(fairway.Career):
         self._pieces_left = 0
 
     def inaugurate(self) -> None:
-        self._say("inaugurated", self.mandate.token)
+        self._say("inaugurated", self.leadership.token)
         self._pieces_left = self._rng.randrange(1, PIECES_MAX)
 
     def execute(self, token: int) -> bool:
@@ -103,15 +103,15 @@ class Ledger(fairway.Career):
             if self._orders.is_fenced:
                 self._fence.check(connection, CAREER, token)
             if self.in_hand == "abort":
-                self.mandate.check()
+                self.leadership.check()
             last = connection.execute(sa.select(sa.func.max(EFFECTS.c.number))).scalar() or 0
             row = {"number": last + 1, "token": token, "who": self._orders.name}
             connection.execute(sa.insert(EFFECTS), row)
 
     def hand_over(self) -> None:
         time.sleep(self._rng.random() * THINK_S)
-        token = self.mandate.token
-        self._say("handed over" if self.mandate.holds else "handed over late", token)
+        token = self.leadership.token
+        self._say("handed over" if self.leadership.holds else "handed over late", token)
 
     def _say(self, what: str, token: int) -> None:
         sys.stdout.write(json.dumps([time.monotonic_ns() // 1_000_000, what, token]) + "\n")

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from fairway import Message
-from fairway.world.clock import Clock, RealClock
+from fairway.runtime.clock import Clock, RealClock
 from tests.crash.broker_witness import Reading, Scribe
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 

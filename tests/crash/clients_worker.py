@@ -18,7 +18,7 @@ import msgspec
 
 import fairway
 import fairway.aio
-from fairway.world.clock import RealClock
+from fairway.runtime.clock import RealClock
 from tests.crash.broker_worker import LEASE_MS
 from tests.crash.clients_diary import PREFETCH, ClientScribe, Diary
 from tests.simulation.broker_truth import Owner

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairway.batch import decode
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage import segment
 from fairway.storage.recovery import ASIDE, DamageVerdict
 from fairway.storage.store import Store
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 from tests.crash.broker_server import STORE
 from tests.crash.ledger import batches
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from fairway.cli import member
+from fairway.cli import replica_server
 from fairway.cli.broker import broker_options
-from fairway.cli.options import CliOptions
-from fairway.world import service
+from fairway.cli.settings import CliOptions
+from fairway.runtime import service
 from tests.crash.broker_server import STORE
 
 
@@ -63,7 +63,7 @@ def main(raw: str) -> None:
     if orders.is_small:
         broker = replace(broker, store=STORE)
     with _planted(orders.flaw):
-        service.run_server(member.serve(Path(orders.root), options, broker))
+        service.run_server(replica_server.serve(Path(orders.root), options, broker))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fairway.delay.forgetting import KEEP_MS
+from fairway.delay.maintenance import KEEP_MS
 
 
 class Promise(enum.Enum):

@@ -18,22 +18,24 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.dispatching import Intent
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.options import DelayOptions
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.limits import KIB, MIB
 from fairway.protocol.messages import Produced
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.disk import Completion, File, Part, parent
+from fairway.runtime.net import RealNet
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 
 _WRITTEN = ("before-write", "after-write", "after-sync")
 _PUBLISHED = ("publish-created", "publish-written", "publish-synced", "publish-renamed", "publish-dirsynced")
@@ -87,11 +89,12 @@ class Fate:
     def __init__(self, doom: Doom | None) -> None:
         self._doom = doom
         self._left = doom.nth if doom else 0
+        self.committed_directory = ""  # of a commit that the disk's owner may carry out itself
 
     def at_point(self, point: str) -> None:
-        """Of the disk: the thread that is there has the name of its directory."""
+        """Of the disk: the thread that is there has the name of its directory, if it is not the owner's."""
         directory = threading.current_thread().name.partition("disk-writer:")[2]
-        self.at(f"{directory}:{point}")
+        self.at(f"{directory or self.committed_directory}:{point}")
 
     def at(self, place: str) -> None:
         if self._doom is not None and place == self._doom.place:
@@ -108,6 +111,19 @@ class ShiftedClock(RealClock):
 
     def wall_ms(self) -> int:
         return super().wall_ms() + self._shift_ms
+
+
+class DoomedDisk(RealDisk):
+    """Says which directory a commit is for."""
+
+    def __init__(self, root: Path, post: Callable[..., object], fate: Fate) -> None:
+        super().__init__(root, post=post, at=fate.at_point)
+        self._fate = fate
+
+    def commit(self, file: File, parts: Sequence[Part], done: Completion, *, sync: bool = True) -> None:
+        self._fate.committed_directory = parent(file.name)
+        super().commit(file, parts, done, sync=sync)
+        self._fate.committed_directory = ""
 
 
 class DoomedDelay(Delay):
@@ -134,7 +150,7 @@ class DoomedServer(DelayServer):
     async def begin(cls, world: DelayWorld, port: int, broker_port: int) -> DoomedServer:
         options = ServerOptions(port=port, delay=OPTIONS)
         server = cls(world, options, DoomedDelay.open(world, OPTIONS))
-        await server._doors.open(options.host, options.port, options.http_port)
+        await server._listeners.open(options.host, options.port, options.http_port)
         server.delay.reach({"east": [("127.0.0.1", broker_port)]})
         return server
 
@@ -145,7 +161,7 @@ async def live(orders: Orders) -> None:
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     fate = DoomedDelay.fate = Fate(orders.doom)
     root = Path(orders.root)
-    disk = RealDisk(root / "delay", post=loop.call_soon_threadsafe, at=fate.at_point)
+    disk = DoomedDisk(root / "delay", loop.call_soon_threadsafe, fate)
     world = DelayWorld(ShiftedClock(orders.shift_ms), disk, RealNet(), RealRng())
     if orders.broker_port:
         server = await DoomedServer.begin(world, orders.port, orders.broker_port)
@@ -156,7 +172,7 @@ async def live(orders: Orders) -> None:
     delay = DoomedDelay.open(world, OPTIONS)
     brokers_disk = RealDisk(root / "broker", post=loop.call_soon_threadsafe)
     brokers_world = BrokerWorld(RealClock(), brokers_disk, RealNet(), RealRng())
-    broker = await Broker.start(brokers_world, BrokerOptions(port=orders.port), delay=delay.desk)
+    broker = await Broker.start(brokers_world, BrokerOptions(port=orders.port), delay=delay.request_handler)
     delay.reach_here(("127.0.0.1", broker.port))
     print(f"ready {broker.port}", flush=True)
     await _first_of(asked.wait(), delay.failed(), broker.failed())

@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import fairway
+from fairway.runtime.signals import Ending
 from fairway.sql.inbox import SqlInbox
-from fairway.world.workers import Ending
 from tests.support.databases import on_loop
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])

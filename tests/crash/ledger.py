@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage import action_log, segment
 from fairway.storage.message_log import StoredBatch
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict
-from fairway.storage.scan import SegmentScan
+from fairway.storage.segment import SegmentScan
 from fairway.storage.store import Store
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 from tests.crash.streams import REGULARS, action_at, batch_at, subject_of
 from tests.crash.writer import OPTIONS
 

@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import fairway
+from fairway.runtime.signals import Ending
 from fairway.sql import AioOutbox, Outbox, RelayOptions, insert
-from fairway.world.workers import Ending
 from tests.support.databases import on_loop
 
 FACES = ("session", "connection", "aio", "plain", "writer")

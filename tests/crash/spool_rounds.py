@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 
 import fairway
-from fairway.client.spool_survey import survey
-from fairway.world.clock import RealClock
-from fairway.world.process import Child
+from fairway.client.spool.contents import survey
+from fairway.runtime.clock import RealClock
+from fairway.runtime.process import Child
 from tests.crash.spool_worker import Orders
 from tests.tidy.source import ROOT
 

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from fairway import Message
-from fairway.world.clock import ManualClock
+from fairway.runtime.clock import ManualClock
 from tests.crash.broker_worker import LEASE_MS
 from tests.crash.clients_diary import SLACK_NS, ClientReading, ClientScribe, ClientTruth, Diary
 from tests.simulation.broker_truth import Owner, Promise
@@ -105,7 +105,7 @@ def test_an_empty_hand_counts_again_when_the_consumer_has_run_for_a_while(tmp_pa
 
 PROGRAM = """
 import time
-from fairway.world.clock import RealClock
+from fairway.runtime.clock import RealClock
 from tests.crash.clients_diary import ClientScribe, Pulse
 
 Pulse(RealClock(), ClientScribe().note_standstill).start()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fairway.runtime.real_disk import POINTS
 from fairway.storage import message_log, segment
-from fairway.world.real_disk import POINTS
 from tests.crash import campaign
 from tests.crash.campaign import Counts, Directory
 from tests.crash.ledger import Judgement, Ledger, judge

@@ -7,6 +7,7 @@ from tests.crash import inbox_rounds
 from tests.crash.inbox_rounds import InboxCounts
 
 SECONDS = 2.0
+TRIES = 3  # a slow machine has time for few kills in two seconds, and few of them come between a payment and its ack
 
 
 def test_every_payment_is_booked_once(postgres_url: str, mariadb_url: str) -> None:
@@ -18,6 +19,11 @@ def test_every_payment_is_booked_once(postgres_url: str, mariadb_url: str) -> No
 
 
 def test_without_an_inbox_crashes_book_twice() -> None:
-    counts = inbox_rounds.run(SECONDS, 4, InboxCounts(), [], faces=2, is_idempotent=False)
-    assert (counts.failures, counts.missing) == ([], 0)
-    assert counts.twice_by_crash > 0
+    booked_twice = 0
+    for seed in range(4, 4 + TRIES):
+        counts = inbox_rounds.run(SECONDS, seed, InboxCounts(), [], faces=2, is_idempotent=False)
+        assert (counts.failures, counts.missing) == ([], 0)
+        booked_twice += counts.twice_by_crash
+        if booked_twice:
+            break
+    assert booked_twice > 0

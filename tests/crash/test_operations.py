@@ -1,4 +1,4 @@
-"""The procedures of docs/operations.md, "A cluster": its very commands, while programs send, take and ack."""
+"""The procedures of docs/how-to/operations.md, "A cluster": its very commands, while programs send, take and ack."""
 
 from __future__ import annotations
 

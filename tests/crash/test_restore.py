@@ -1,6 +1,6 @@
 """Backups that are restored under a broker that went on: a delay server, an outbox database, a spool.
 
-The steps are those of docs/operations.md, with real processes. What is acknowledged after the restore arrives.
+The steps are those of docs/how-to/operations.md, with real processes. What is acknowledged after the restore arrives.
 """
 
 from __future__ import annotations

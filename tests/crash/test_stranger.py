@@ -18,11 +18,11 @@ import fairway
 from fairway import batch
 from fairway.client import url as urls
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 from fairway.sql import Outbox
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
 from tests.golden.outbox import FILE, load
 from tests.support.client import Client
 from tests.support.outboxes import NIMBLE, Up, eventually, numbered, payloads, put, rows, up

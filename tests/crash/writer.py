@@ -23,13 +23,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fairway.runtime.clock import RealClock
+from fairway.runtime.disk import Completion, File, Part
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage import retention
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.disk import Completion, File, Part
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 from tests.crash.streams import action_at, batch_at, subject_of
 
 # Small, so that within a tenth of a second segments roll, are sealed, checkpointed and deleted.

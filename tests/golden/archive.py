@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 import fairway
 from fairway.batch import MessageId
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.spark import session
-from fairway.spark.jobs import archive, columns, compacting
+from fairway.spark.jobs import archive, columns
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import ArchiveRunRecord
+from fairway.spark.jobs.archive_log import ArchiveRunRecord
 
 HOME = Path(__file__).parent
 FOLDER, KILLED, EXPECTED = HOME / "archive_v1", HOME / "archive_v1_killed", HOME / "archive_v1.json"
@@ -64,22 +64,22 @@ def write(spark: SparkSession, url: str) -> None:
     path = Path(tempfile.mkdtemp()) / "archive"
     options = archive.ArchiveOptions(str(path), ("orders",), url, once=True, compact=False)
     with fairway.connect(url) as client:
-        for number in range(compacting.FAN_IN):
+        for number in range(archive.FAN_IN):
             send(client, "orders", 3 * number, 3)
             archive.run(spark, options)
         shutil.copytree(path, KILLED.with_name("before"))
         try:
             with columns.settings(spark):
-                compacting.run(spark, ArchiveRunRecord(Dying(spark, str(path))))
+                archive.compact(spark, ArchiveRunRecord(Dying(spark, str(path))))
         except Killed:
             shutil.copytree(path, KILLED)
         shutil.rmtree(path)
         shutil.move(KILLED.with_name("before"), path)
         send(client, "bills.EU-1_x", 0, 4)
-        send(client, "orders", 3 * compacting.FAN_IN, 2)
+        send(client, "orders", 3 * archive.FAN_IN, 2)
         both = archive.ArchiveOptions(str(path), ("orders", "bills.*"), url, once=True)
         archive.run(spark, both)
-        send(client, "orders", 3 * compacting.FAN_IN + 2, 2)
+        send(client, "orders", 3 * archive.FAN_IN + 2, 2)
         archive.run(spark, both)
     shutil.copytree(path, FOLDER)
     expected = {

@@ -15,17 +15,17 @@ from typing import Any
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.buckets import DAY_MS, HOUR_MS
-from fairway.delay.dispatching import Intent
+from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
 from fairway.names import Subject
 from fairway.storage.store import StoreOptions
-from fairway.world.clock import Clock, ManualClock
-from fairway.world.disk import Disk
-from fairway.world.rng import Rng, SeededRng
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
+from fairway.runtime.clock import Clock, ManualClock
+from fairway.runtime.disk import Disk
+from fairway.runtime.rng import Rng, SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "delay_v1"  # whose streams have no secrets
 EXPECTED = Path(__file__).parent / "delay_v1.json"

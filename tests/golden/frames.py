@@ -3,7 +3,7 @@
     python -m tests.golden.frames        writes those of CASES that have no file yet
 
 A file that exists is never written again. `ASKED` and `ANSWERED` have one example of every message of the protocol; the
-hex dumps in docs/protocol.md are some of these cases.
+hex dumps in docs/internals/protocol.md are some of these cases.
 """
 
 from __future__ import annotations
@@ -15,53 +15,8 @@ import msgspec
 from fairway.batch import encode
 from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol import codec, frames, messages
-from fairway.protocol.admin import (
-    ActorState,
-    BrokerState,
-    Configure,
-    Configured,
-    ConsumerState,
-    Depth,
-    Describe,
-    Described,
-    GroupDescription,
-    Lever,
-    Redrive,
-    Redriven,
-    Removed,
-    RemoveGroup,
-    RemoveSubject,
-    Scan,
-    Scanned,
-    Seek,
-    Sought,
-    SubjectDescription,
-    Switch,
-    Switched,
-    Weigh,
-)
-from fairway.protocol.delaying import (
-    Cancel,
-    Chronicle,
-    Decided,
-    Fate,
-    History,
-    HistoryPage,
-    TransitReport,
-    PastEvent,
-    PastKind,
-    PendingListed,
-    DelayedBatch,
-    PendingMessage,
-    PendingPage,
-    Reschedule,
-    Resend,
-    Resent,
-    Stretch,
-    Tallied,
-    DelayTally,
-    Which,
-)
+from fairway.protocol.admin_messages import (ActorState, BrokerState, Configure, Configured, ConsumerState, Depth, Describe, Described, GroupDescription, Lever, Redrive, Redriven, Removed, RemoveGroup, RemoveSubject, Scan, Scanned, Seek, Sought, SubjectDescription, Switch, Switched, Weigh)
+from fairway.protocol.delay_messages import (Cancel, Chronicle, Decided, Fate, History, HistoryPage, TransitReport, PastEvent, PastKind, PendingListed, DelayedBatch, PendingMessage, PendingPage, Reschedule, Resend, Resent, Stretch, Tallied, DelayTally, Which)
 from fairway.protocol.frames import REFUSED, RESPONSE
 from fairway.protocol.messages import (
     AttachedBatch,
@@ -90,42 +45,9 @@ from fairway.protocol.messages import (
     Welcome,
     Whence,
 )
-from fairway.protocol.replicating import (
-    Chunk,
-    Compare,
-    Compared,
-    LogExtent,
-    Fetch,
-    Fetched,
-    Follow,
-    Followed,
-    Give,
-    Given,
-    RecordMark,
-    Mend,
-    Mended,
-    Replicate,
-    Replicated,
-    Snapshot,
-    SnapshotFile,
-    TakeSnapshot,
-    Want,
-)
-from fairway.protocol.routing import (
-    Act,
-    ClientRole,
-    RouteChange,
-    Copy,
-    Govern,
-    Governed,
-    GroupRoute,
-    Register,
-    Registered,
-    Route,
-    Routed,
-    SubjectRoute,
-)
-from fairway.protocol.tracing import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
+from fairway.protocol.replication_messages import (Chunk, Compare, Compared, LogExtent, Fetch, Fetched, Follow, Followed, Give, Given, RecordMark, Mend, Mended, Replicate, Replicated, Snapshot, SnapshotFile, TakeSnapshot, Want)
+from fairway.protocol.route_messages import (Act, ClientRole, RouteChange, Copy, Govern, Governed, GroupRoute, Register, Registered, Route, Routed, SubjectRoute)
+from fairway.protocol.admin_messages import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 
 FOLDER = Path(__file__).parent / "frame-v1"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from fairway.sql.making import make
-from fairway.sql.tables import PARKED_MS, outbox_table
-from fairway.sql.writing import OutboxWriter
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.sql.table_setup import make
+from fairway.sql.outbox_table import PARKED_MS, outbox_table
+from fairway.sql.outbox_writer import OutboxWriter
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 
 FILE = Path(__file__).parent / "outbox_v1.sql"
 SECRET_FILE = Path(__file__).parent / "outbox_v2.sql"

@@ -14,12 +14,12 @@ from itertools import count
 from pathlib import Path
 
 from fairway import batch
-from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import SpoolEntry, PlacementRecord
-from fairway.protocol.diversion import Handed
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.journal_record import SpoolEntry, PlacementRecord
+from fairway.protocol.spool_port import Handed
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 
 FOLDER = Path(__file__).parent / "spool_v1"
 CLUSTER_FOLDER = Path(__file__).parent / "spool_v2"
@@ -78,37 +78,37 @@ def nobody(_: object) -> None:
 
 def files(key: bytes = b"") -> dict[str, bytes]:
     """What this version writes, from fixed inputs."""
-    desk = Desk(is_cluster=False, key=key)
-    desk.keep(Handed("orders", 2, True, data(0, b"a", b"b")))
-    desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b"")))
-    desk.keep(Handed("orders", 1, False, data(4, b"d" * 300)))
-    desk.keep(Handed("orders", 1, False, data(5, b"e")))
-    loaded = desk.load()
-    desk.journal.mark_sent(3, nobody)
-    desk.settle()
-    desk.journal.restream(77, 3, 78, nobody)
-    desk.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
-    desk.settle()
-    desk.journal.note_done(0)
-    desk.journal.mark_sent(4, nobody)
-    desk.settle()
-    return desk.files()
+    coordinator = Desk(is_cluster=False, key=key)
+    coordinator.keep(Handed("orders", 2, True, data(0, b"a", b"b")))
+    coordinator.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b"")))
+    coordinator.keep(Handed("orders", 1, False, data(4, b"d" * 300)))
+    coordinator.keep(Handed("orders", 1, False, data(5, b"e")))
+    loaded = coordinator.load()
+    coordinator.journal.mark_sent(3, nobody)
+    coordinator.settle()
+    coordinator.journal.restream(77, 3, 78, nobody)
+    coordinator.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
+    coordinator.settle()
+    coordinator.journal.note_done(0)
+    coordinator.journal.mark_sent(4, nobody)
+    coordinator.settle()
+    return coordinator.files()
 
 
 def cluster_files(key: bytes = b"") -> dict[str, bytes]:
     """The same of a client of a cluster."""
-    desk = Desk(is_cluster=True, key=key)
-    desk.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
-    desk.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
-    loaded = desk.load()
-    desk.journal.place([PlacementRecord(1, "west-2", 77, 2), PlacementRecord(2, "west-2", 0xFFEEDDCCBBAA9988, 0)], nobody)
-    desk.settle()
-    desk.keep(Handed("orders", 1, False, data(4, b"d" * 300), "west-2"))
-    desk.keep(Handed("orders", 1, False, data(5, b"e"), "east"))
-    desk.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
-    desk.journal.place([PlacementRecord(2, "east", 79, 0)], nobody)
-    desk.settle()
-    return desk.files()
+    coordinator = Desk(is_cluster=True, key=key)
+    coordinator.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
+    coordinator.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
+    loaded = coordinator.load()
+    coordinator.journal.place([PlacementRecord(1, "west-2", 77, 2), PlacementRecord(2, "west-2", 0xFFEEDDCCBBAA9988, 0)], nobody)
+    coordinator.settle()
+    coordinator.keep(Handed("orders", 1, False, data(4, b"d" * 300), "west-2"))
+    coordinator.keep(Handed("orders", 1, False, data(5, b"e"), "east"))
+    coordinator.journal.set_aside(loaded[1], "BAD_NAME: no", 77, False, nobody)
+    coordinator.journal.place([PlacementRecord(2, "east", 79, 0)], nobody)
+    coordinator.settle()
+    return coordinator.files()
 
 
 def write() -> None:

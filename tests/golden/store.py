@@ -16,15 +16,15 @@ from typing import Any
 
 from fairway import batch
 from fairway.names import Subject
-from fairway.storage import action_log, scan, segment
+from fairway.storage import action_log, segment
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.record import RecordKind, Record
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import ManualClock
-from fairway.world.disk import Disk
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.disk import Disk
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "store_v1"
 EXPECTED = Path(__file__).parent / "store_v1.json"
@@ -204,8 +204,8 @@ def records(disk: Disk, log: str, log_id: int) -> Iterator[Record]:
         base = segment.base_of(name)
         if base is not None:
             file = disk.open(f"{log}/{name}")
-            for found in scan.SegmentScan(file, base, base + segment.HEADER_BYTES, log_id):
-                if isinstance(found, scan.Damage):
+            for found in segment.SegmentScan(file, base, base + segment.HEADER_BYTES, log_id):
+                if isinstance(found, segment.Damage):
                     raise AssertionError(f"{name} is damaged at {found.start}: {found.why}")
                 yield found
             file.close()

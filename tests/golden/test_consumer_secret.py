@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairway.batch.secret import consumer_verifier_of
+from fairway.batch.identity import consumer_verifier_of
 from fairway.broker.groups import Groups
 from fairway.groups import JoinClaim, GroupStateMachine, GroupConfig, JoinDecision, GroupEventKind, GroupOutcome
 from fairway.names import ConsumerName
@@ -32,18 +32,18 @@ def actions_body() -> bytes:
     groups = Groups()
     host = groups.introduce(SUBJECT_ID, GroupName("billing"))
     claims = {"ann": JoinClaim(consumer_verifier_of(SECRET, "ann")), "ben": JoinClaim()}
-    decisions = [host.law.configure(0, GroupConfig(), now_ms=TIME_MS), host.law.seek(0, now_ms=TIME_MS)]
+    decisions = [host.state_machine.configure(0, GroupConfig(), now_ms=TIME_MS), host.state_machine.seek(0, now_ms=TIME_MS)]
     happened = [event for decision in decisions for event in decision.events]
-    host.law.apply_all(happened)
+    host.state_machine.apply_all(happened)
     for name, claim in claims.items():
-        joined = join(host.law, name, claim)
-        host.law.apply_all(joined.events)
+        joined = join(host.state_machine, name, claim)
+        host.state_machine.apply_all(joined.events)
         happened += joined.events
     return pack(map(host.action, happened))
 
 
-def join(law: GroupStateMachine, name: str, claim: JoinClaim) -> JoinDecision:
-    return law.join(
+def join(state_machine: GroupStateMachine, name: str, claim: JoinClaim) -> JoinDecision:
+    return state_machine.join(
         ConsumerName(name), version=0, arrived=0, resume_at=0, now_ns=0, now_ms=TIME_MS, claim=claim
     )
 
@@ -75,8 +75,8 @@ def test_the_picture_is_written_as_it_always_was() -> None:
 def test_who_shows_the_secret_resumes_and_nobody_else(read: object) -> None:
     [host] = read()  # type: ignore[operator]
     for stranger in (JoinClaim(), JoinClaim(consumer_verifier_of(SECRET[::-1], "ann"))):
-        assert join(host.law, "ann", stranger).outcome is GroupOutcome.BUSY
-    resumed = join(host.law, "ann", JoinClaim(consumer_verifier_of(SECRET, "ann")))
+        assert join(host.state_machine, "ann", stranger).outcome is GroupOutcome.BUSY
+    resumed = join(host.state_machine, "ann", JoinClaim(consumer_verifier_of(SECRET, "ann")))
     assert (resumed.outcome, resumed.events) == (GroupOutcome.DONE, ())
-    secured = join(host.law, "ben", JoinClaim(consumer_verifier_of(SECRET, "ben")))
+    secured = join(host.state_machine, "ben", JoinClaim(consumer_verifier_of(SECRET, "ben")))
     assert [event.kind for event in secured.events] == [GroupEventKind.VERIFIER]

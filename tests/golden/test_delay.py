@@ -1,4 +1,4 @@
-"""A delay server's directory of format version 1 is opened for ever, and is what docs/formats.md says it is.
+"""A delay server's directory of format version 1 is opened for ever, and is what docs/internals/formats.md says it is.
 
 With a key for the secrets of its streams, as this version writes it, and without one."""
 
@@ -14,10 +14,10 @@ import google_crc32c
 import msgspec
 import pytest
 
-from fairway.delay.dispatching import Intent
-from fairway.world.clock import ManualClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
+from fairway.delay.dispatch.dispatcher import Intent
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from tests.golden.delay import (
     EXPECTED,
     FOLDER,
@@ -84,7 +84,7 @@ def test_the_same_story_is_the_same_bytes(tmp_path: Path) -> None:
         assert (KEYED_FOLDER / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
-# --- a reader made from the tables of docs/formats.md alone ----------------------------------------------------------
+# --- a reader made from the tables of docs/internals/formats.md alone ----------------------------------------------------------
 
 
 def manifest() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables of docs/formats.md are enough to read a data directory: here is a reader made from them alone."""
+"""The tables of docs/internals/formats.md are enough to read a data directory: here is a reader made from them alone."""
 
 from __future__ import annotations
 

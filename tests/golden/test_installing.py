@@ -1,4 +1,4 @@
-"""A half-made installation of format version 1 is finished by every later version, and is what docs/formats.md says."""
+"""A half-made installation of format version 1 is finished by every later version, and is what docs/internals/formats.md says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from fairway.delay.installing import MOVE_IN, InstallPlan, pack, unpack
+from fairway.delay.replica.install import MOVE_IN, InstallPlan, pack, unpack
 from fairway.storage.directory import DirectoryIdentity
 
 FILE = Path(__file__).parent / "installing-v1.bin"

@@ -1,4 +1,4 @@
-"""The choice of an age, and the record that states groups, in format version 1: read for ever, and as docs/formats.md
+"""The choice of an age, and the record that states groups, in format version 1: read for ever, and as docs/internals/formats.md
 says."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 import google_crc32c
 
 from fairway.batch import checksum
-from fairway.storage import action_log, record, retention_choice
+from fairway.storage import action_log, record, retention
 from fairway.storage.record import RecordHeader, RecordKind
 
 FOLDER = Path(__file__).parent
@@ -22,8 +22,8 @@ def u(data: bytes, at: int, size: int) -> int:
 
 def test_the_choice_is_read_and_written_alike() -> None:
     data = (FOLDER / "retention-v1.bin").read_bytes()
-    assert retention_choice.unpack(data) == WEEK_MS
-    assert retention_choice.pack(WEEK_MS) == data
+    assert retention.unpack(data) == WEEK_MS
+    assert retention.pack(WEEK_MS) == data
     assert (data[:8], u(data, 8, 2), u(data, 10, 2), u(data, 12, 4)) == (b"FWYRET\r\n", 1, len(data), 0)
     assert (u(data, 16, 8), u(data, 24, 4), u(data, 28, 4)) == (WEEK_MS, google_crc32c.value(data[:24]), 0)
 

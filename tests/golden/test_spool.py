@@ -1,4 +1,4 @@
-"""A spool's journals of format versions 1 to 4 are opened for ever, and are what docs/spool.md says they are."""
+"""A spool's journals of format versions 1 to 4 are opened for ever, and are what docs/how-to/spool.md says they are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from queue import SimpleQueue
 import google_crc32c
 import pytest
 
-from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import SpoolEntry, PlacementRecord
-from fairway.world.clock import ManualClock
-from fairway.world.real_disk import RealDisk
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.journal_record import SpoolEntry, PlacementRecord
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.real_disk import RealDisk
 from tests.golden.spool import (
     CLUSTER_FOLDER,
     FOLDER,

@@ -17,10 +17,10 @@ from fairway.storage import action_log, checkpoint, directory, index_file, messa
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.store import Store, StoreOptions
-from fairway.storage.views import entries_of_segment
-from fairway.world.clock import ManualClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
+from fairway.storage.message_log import entries_of_segment
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from tests.golden.store import (
     BILLS,
     EXPECTED,

@@ -15,9 +15,9 @@ from pathlib import Path
 from fairway import batch
 from fairway.errors import FairwayError, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
+from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 from tests.hostile.memory_attacks import MEMORY_ATTACKS
 from tests.support.client import Client, ConnectionEnded, Stream
 from tests.support.raw import MIB, PING, Raw, beginning_of_a_frame

@@ -14,9 +14,9 @@ import msgspec
 
 from fairway.errors import Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever, Switch, Switched
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
+from fairway.protocol.admin_messages import Lever, Switch, Switched
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 from tests.support.client import Client, Stream
 
 HOST = "127.0.0.1"

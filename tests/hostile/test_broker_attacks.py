@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairway.limits import MIB
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.hostile import broker_attacks
 from tests.hostile.broker_attacks import ATTACKS, Attack, allow_descriptors, client, idle_connections, resident_bytes
 from tests.support.client import Client, Stream

@@ -14,7 +14,7 @@ import pytest
 
 from fairway import limits
 from fairway.errors import FairwayError, Unreachable
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.hostile.broker_attacks import client
 from tests.support.client import Client, Stream
 from tests.tidy.source import ROOT

@@ -48,13 +48,13 @@ async def test_senders_of_large_frames_do_not_evict_one_another(scene: Scene) ->
     sending = asyncio.ensure_future(send_by_turns(raws, frames))
     for _ in range(20):
         await scene.send(b"small")
-        assert scene.broker.hall.incoming.taken_bytes <= 2 * MIB + 2 * MIB // 8
+        assert scene.broker.session_manager.incoming.taken_bytes <= 2 * MIB + 2 * MIB // 8
         await asyncio.sleep(0.05)
     await sending
     await asyncio.sleep(10)
     assert not any(raw.is_lost for raw in raws)
     assert [raw.answered for raw in raws] == [1] * SENDERS
-    assert scene.broker.hall.incoming.evictions == 0
+    assert scene.broker.session_manager.incoming.evictions == 0
     assert scene.broker.produce.messages == SENDERS + 20
     for raw in raws:
         raw.abort()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from fairway.broker import describe
-from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.routing import ClientRole, Route, Routed
+from fairway.broker import descriptions
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.protocol.route_messages import ClientRole, Route, Routed
 from tests.support.client import Stream
 from tests.unit.broker.scene import Scene, staged
 
@@ -37,7 +37,7 @@ async def test_a_page_of_many_groups_is_gathered_in_many_slices(scene: Scene) ->
     assert sum(len(subject.groups) for subject in page.subjects) == GROUPS
     assert len(page.subjects) == SUBJECTS + 1
     items = GROUPS + SUBJECTS
-    assert slices(scene) - before >= items // describe._STEP_ITEMS
+    assert slices(scene) - before >= items // descriptions._STEP_ITEMS
 
 
 @staged

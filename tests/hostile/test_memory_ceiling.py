@@ -20,7 +20,7 @@ import pytest
 
 from fairway.errors import Code, Refused
 from fairway.limits import MIB
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.hostile.broker_attacks import allow_descriptors, client, peak_bytes
 from tests.hostile.memory_attacks import MEMORY_ATTACKS, drain, hold
 from tests.support.accounts import Figures, figures

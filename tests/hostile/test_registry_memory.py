@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fairway.errors import Refused
 from fairway.limits import MIB
-from fairway.protocol.routing import Act, Register, Registered
+from fairway.protocol.route_messages import Act, Register, Registered
 from fairway.registry import layout
 from fairway.registry.layout import RegisteredCopy
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.process import Child
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.process import Child
 from tests.hostile.broker_attacks import peak_bytes
 from tests.support.accounts import figures
 from tests.support.client import Client

@@ -14,15 +14,15 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, Refused
-from fairway.lookup.remote import RemoteRegistry
+from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaServer
 from fairway.protocol.messages import ControlMessage
-from fairway.protocol.routing import Act, ClientRole, Govern, Governed, Register, Registered, Route, RouteChange
+from fairway.protocol.route_messages import Act, ClientRole, Govern, Governed, Register, Registered, Route, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
 from fairway.serving.requests import ServedRequest
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
 from tests.support.client import Client
 from tests.unit.lookup.remote_form import connect, meta_server
 from tests.unit.registry.forms import until

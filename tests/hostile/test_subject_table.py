@@ -7,7 +7,7 @@ import pytest
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Removed, RemoveGroup, RemoveSubject
+from fairway.protocol.admin_messages import Depth, Describe, Described, Removed, RemoveGroup, RemoveSubject
 from tests.support.client import Client, Stream
 from tests.unit.broker.scene import GROUP, Scene, refused, staged
 

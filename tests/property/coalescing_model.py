@@ -25,15 +25,15 @@ class Naive:
         self.keep = keep
         self.there: dict[str, list[int]] = {}
         self.due: dict[str, int] = {}
-        self.standing: dict[int, RequestStatus] = {}
+        self.status: dict[int, RequestStatus] = {}
         self.counts: Counter[str] = Counter()
 
-    def drop_head(self, key: str, standing: RequestStatus, now_ns: int) -> None:
+    def drop_head(self, key: str, copy_status: RequestStatus, now_ns: int) -> None:
         queue = self.there[key]
-        self.standing[queue.pop(0)] = standing
+        self.status[queue.pop(0)] = copy_status
         if queue:
             self.counts["promoted"] += 1
-            self.standing[queue[0]] = RequestStatus.ACCEPTED
+            self.status[queue[0]] = RequestStatus.ACCEPTED
             self.due[key] = now_ns + TIMEOUT_NS
         else:
             del self.there[key], self.due[key]
@@ -46,20 +46,20 @@ class Naive:
     def ask(self, who: int, key: str, now_ns: int) -> None:
         queue = self.there.setdefault(key, [])
         if not queue:
-            self.standing[who] = RequestStatus.ACCEPTED
+            self.status[who] = RequestStatus.ACCEPTED
             self.counts["accepted"] += 1
             self.due[key] = now_ns + TIMEOUT_NS
             queue.append(who)
         elif len(queue) == 1:
-            self.standing[who] = RequestStatus.WAITING
+            self.status[who] = RequestStatus.WAITING
             self.counts["waited"] += 1
             queue.append(who)
         elif self.keep == "first":
-            self.standing[who] = RequestStatus.DECLINED
+            self.status[who] = RequestStatus.DECLINED
             self.counts["declined"] += 1
         else:
-            self.standing[queue[1]] = RequestStatus.DECLINED
-            self.standing[who] = RequestStatus.WAITING
+            self.status[queue[1]] = RequestStatus.DECLINED
+            self.status[who] = RequestStatus.WAITING
             self.counts["declined"] += 1
             self.counts["waited"] += 1
             queue[1] = who
@@ -90,7 +90,7 @@ class BookMachine(RuleBasedStateMachine):
         if is_new and (self.now_ns >= self.swept_at_ns or len(self.model.there) >= KEYS_MAX):
             self._sweep_model()
         if is_new and len(self.model.there) >= KEYS_MAX:
-            self.model.standing[who] = RequestStatus.DECLINED
+            self.model.status[who] = RequestStatus.DECLINED
             self.model.counts["refused"] += 1
             with pytest.raises(Refused) as refused:
                 self.book.ask(place, self.now_ns)
@@ -116,7 +116,7 @@ class BookMachine(RuleBasedStateMachine):
         assert self.book.withdraw(self.asked[who]) == is_tail
         if is_tail:
             queue.remove(who)
-            self.model.standing[who] = RequestStatus.WITHDRAWN
+            self.model.status[who] = RequestStatus.WITHDRAWN
             self.model.counts["withdrawn"] += 1
 
     @rule(who=consumes(places))
@@ -128,7 +128,7 @@ class BookMachine(RuleBasedStateMachine):
             self.model.drop_head(key, RequestStatus.RELEASED, self.now_ns)
         elif who in queue:
             queue.remove(who)
-            self.model.standing[who] = RequestStatus.WITHDRAWN
+            self.model.status[who] = RequestStatus.WITHDRAWN
             self.model.counts["withdrawn"] += 1
 
     @rule(who=places)
@@ -143,7 +143,7 @@ class BookMachine(RuleBasedStateMachine):
     def look(self, who: int) -> None:
         key = self.asked[who].key
         wait_ns = self.book.look(self.asked[who], self.now_ns)
-        if self.model.standing[who] is RequestStatus.WAITING:
+        if self.model.status[who] is RequestStatus.WAITING:
             assert wait_ns == max(self.model.due[key] - self.now_ns, 0)
             self.model.evict_overdue(key, self.now_ns)
         else:
@@ -167,8 +167,8 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def standings_agree(self) -> None:
         if hasattr(self, "book"):
-            found = {who: place.standing for who, place in enumerate(self.asked)}
-            assert found == self.model.standing
+            found = {who: place.status for who, place in enumerate(self.asked)}
+            assert found == self.model.status
 
     @invariant()
     def figures_agree(self) -> None:
@@ -183,6 +183,6 @@ class BookMachine(RuleBasedStateMachine):
     def one_works_and_one_waits(self) -> None:
         """The two aims of the machine, seen from outside."""
         if hasattr(self, "book"):
-            for standing in (RequestStatus.ACCEPTED, RequestStatus.WAITING):
-                per_key = Counter(place.key for place in self.asked if place.standing is standing)
-                assert all(count == 1 for count in per_key.values()), (standing, per_key)
+            for copy_status in (RequestStatus.ACCEPTED, RequestStatus.WAITING):
+                per_key = Counter(place.key for place in self.asked if place.status is copy_status)
+                assert all(count == 1 for count in per_key.values()), (copy_status, per_key)

@@ -15,7 +15,7 @@ from typing import ClassVar
 from fairway.batch import MessageId
 from fairway.delay.engine import Engine
 from fairway.names import Subject
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 from tests.unit.delay.helpers import BILLS, HOUR_MS, ORDERS, CancelOutcome, Surroundings
 
 KEYS = ["a", "b", "c", None, None, None]

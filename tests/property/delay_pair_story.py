@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fairway.delay.rows import RowState
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Refused
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome
 from tests.unit.delay.pair import Pair, Side

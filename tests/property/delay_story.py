@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from fairway.batch import MessageId
-from fairway.delay.rows import RowState
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimulatedPowerCut
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimulatedPowerCut
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
 
@@ -166,7 +166,7 @@ class Story(Modelled):
             self._cancel()
         self.world.sleep(self.hops_ms[self.rng.below(len(self.hops_ms))])  # buckets want to be split
         self._ticks(self.rng.below(20))
-        self.refusals += self.world.engine._mover.is_full
+        self.refusals += self.world.engine._appender.is_full
         if self.rng.below(3) == 0:
             self._die()
         self.world.make_room()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fairway.groups import AfterDead, Coalesce, GroupConfig, Order, Range
-from fairway.groups.lot import Lot
+from fairway.groups.lots import Lot
 
 MS_NS = 1_000_000
 
@@ -307,8 +307,8 @@ class Model:
         found = set()
         for at in () if self.config.is_ordered else sequences:
             message = self.open.get(at)
-            is_stock = message is not None and message.place == "stock" and message.attempt == attempt
-            if at < self.recovered_end and (is_stock or (at >= self.cursor and attempt == 1)):
+            is_unheld_lots = message is not None and message.place == "stock" and message.attempt == attempt
+            if at < self.recovered_end and (is_unheld_lots or (at >= self.cursor and attempt == 1)):
                 found.add(at)
         return found
 
@@ -332,7 +332,7 @@ class Model:
             failed = self.failed_now(message)
             self.open[at] = Held("dying", message.attempt, key=message.key, failed=failed)
 
-    def bury(self, sequences: Iterable[int]) -> None:
+    def mark_dead(self, sequences: Iterable[int]) -> None:
         buried = [at for at in sequences if at in self.open and self.open[at].place == "dying"]
         keys = {self.open.pop(at).key for at in buried}
         self.dead.update(buried)

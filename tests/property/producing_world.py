@@ -14,10 +14,10 @@ from fairway.errors import Code, Refused
 from fairway.protocol import Connection, RequestReceived, Role
 from fairway.protocol.line import Line
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 
 PASSING = (Code.BUSY, Code.READ_ONLY, Code.EXPIRED, Code.NOT_MASTER)
 FINAL = (Code.TOO_LARGE, Code.BAD_REQUEST)

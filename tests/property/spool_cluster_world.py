@@ -12,17 +12,17 @@ from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
+from fairway.client.cluster.client import ClusterClient
 from fairway.client.core import Goal, Mute
-from fairway.client.fleet import ClusterClient
-from fairway.client.spool_fleet import ClusterSpool
+from fairway.client.spool.cluster import ClusterSpool
 from fairway.errors import BufferFull
 from fairway.protocol import RequestReceived
 from fairway.protocol.line import Line
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.protocol.routing import GroupRoute, Route, Routed, SubjectRoute
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimulatedPowerCut
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.route_messages import GroupRoute, Route, Routed, SubjectRoute
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimulatedPowerCut
 from tests.property.producing_world import Sent, Wire, World
 from tests.property.spool_journals import Journals, producer_options, spool_options
 
@@ -118,12 +118,12 @@ class ClusterWorld(Journals):
             self._ways.append(side)
             return side
 
-        self.fleet: ClusterClient[Any] = ClusterClient(self.meta, new_way, self.clock, rng.child("fleet"))
+        self.cluster_client: ClusterClient[Any] = ClusterClient(self.meta, new_way, self.clock, rng.child("fleet"))
         number = rng.bits(64)
         before = self.reopened()
         own = self.new_journal(rng, number, 400_000, is_cluster=True)
         self.spool: ClusterSpool[Any] = ClusterSpool(
-            spool_options(rng), own, self.fleet, self.clock, rng.child("spool"), on_finished=self.finished
+            spool_options(rng), own, self.cluster_client, self.clock, rng.child("spool"), on_finished=self.finished
         )
         self.hand_over(before, self.spool.adopt, rng)
 
@@ -144,8 +144,8 @@ class ClusterWorld(Journals):
         subject = ("red", "red", ORDERED)[self.rng.below(3)]
         for _ in range(1 + self.rng.below(4)):
             key = KEYS[self.rng.below(len(KEYS))] if subject == ORDERED else None
-            spot = self.fleet.spot(subject)
-            way = spot.pick(key)
+            partitioner = self.cluster_client.partitioner(subject)
+            way = partitioner.pick(key)
             payload = b"%d" % len(self.sent)
             add = way.producing.add_alone if way is self.meta and key is not None else way.producing.add
             try:
@@ -153,7 +153,7 @@ class ClusterWorld(Journals):
             except BufferFull:
                 return
             if way is self.meta:
-                self.fleet.settle(spot)
+                self.cluster_client.settle(partitioner)
             self.sent.append(Sent(payload, subject, pending.batch, pending.index))
             self.keys.append(key)
 

@@ -10,16 +10,16 @@ from itertools import count
 from typing import Any
 
 from fairway import batch
-from fairway.client.spool import SpoolOptions
-from fairway.client.spool_aside import Aside
-from fairway.client.spool_journal import Journal
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.recovery import Aside
+from fairway.client.spool.spool import SpoolOptions
 from fairway.errors import NotSent, OutcomeUnknown, Refused
 from fairway.limits import GIB
-from fairway.protocol.pending import SpoolBatchReceipt
-from fairway.protocol.producing import ProducerOptions
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
+from fairway.protocol.producer_session import ProducerOptions
+from fairway.protocol.receipts import SpoolBatchReceipt
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 from tests.property.producing_world import Sent
 
 SEGMENT_BYTES = 3_000

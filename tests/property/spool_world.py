@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from fairway.client.spool import Spool
+from fairway.client.spool.spool import Spool
 from fairway.protocol.line import Line
-from fairway.protocol.pending import SpoolBatchReceipt
-from fairway.protocol.producing import ProducerSession
-from fairway.world.sim_disk import SimulatedPowerCut
+from fairway.protocol.producer_session import ProducerSession
+from fairway.protocol.receipts import SpoolBatchReceipt
+from fairway.runtime.simulated.disk import SimulatedPowerCut
 from tests.property.producing_world import World
 from tests.property.spool_journals import Journals, producer_options, spool_options
 

@@ -17,13 +17,13 @@ class EndsForAnybody(CoalescingTable[str]):
     """As the machine was first written down: whoever calls it, the head is gone."""
 
     def end(self, place: CoalescedRequest[str], now_ns: int) -> bool:
-        desk = self._desks.get(place.key)
-        return desk is not None and desk.head is not None and super().end(desk.head, now_ns)
+        coordinator = self._desks.get(place.key)
+        return coordinator is not None and coordinator.head is not None and super().end(coordinator.head, now_ns)
 
 
 class NeverEvicts(CoalescingTable[str]):
-    def _evict(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
-        desk.due_ns = now_ns + 1
+    def _evict(self, key: str, coordinator: _KeyQueue[str], now_ns: int) -> None:
+        coordinator.due_ns = now_ns + 1
 
 
 class KeepsIdleMachines(CoalescingTable[str]):
@@ -34,20 +34,20 @@ class KeepsIdleMachines(CoalescingTable[str]):
 class ForgetsWhoWaits(CoalescingTable[str]):
     """The head takes the tail with it."""
 
-    def _dequeue(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
-        if desk.tail is not None:
-            desk.withdraw(desk.tail)
-        super()._dequeue(key, desk, now_ns)
+    def _dequeue(self, key: str, coordinator: _KeyQueue[str], now_ns: int) -> None:
+        if coordinator.tail is not None:
+            coordinator.withdraw(coordinator.tail)
+        super()._dequeue(key, coordinator, now_ns)
 
 
 class LetsANewHeadInheritTheDeadline(CoalescingTable[str]):
-    def _lead(self, key: str, desk: _KeyQueue[str], now_ns: int) -> None:
+    def _lead(self, key: str, coordinator: _KeyQueue[str], now_ns: int) -> None:
         """Nothing."""
 
 
 class WithdrawsTheHead(CoalescingTable[str]):
     def withdraw(self, place: CoalescedRequest[str]) -> bool:
-        return super().withdraw(place) or (place.standing is RequestStatus.ACCEPTED and self.end(place, 0))
+        return super().withdraw(place) or (place.status is RequestStatus.ACCEPTED and self.end(place, 0))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
-from fairway.protocol.session import Answer
-from fairway.protocol.session import RequestOutcome as Told
+from fairway.protocol.line import Answer
+from fairway.protocol.line import RequestOutcome as Told
 from tests.support.mini_broker import MiniBroker
 
 PLACE = ("orders", "billing", "ann")

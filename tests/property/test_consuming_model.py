@@ -20,11 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig, TagFilter
 from fairway.limits import DECODED_BYTES_MAX
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.consumer_options import ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import Message
 from fairway.protocol.lots import WAITING
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 from tests.support.mini_broker import MiniBroker, Wire
 
 NAMES = ("ann", "ben")
@@ -203,11 +203,11 @@ class Consumers(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         for user in getattr(self, "users", {}).values():
             assert user.session.error is None
-            shelf = user.session._shelf
-            assert shelf.owed == sum(lot.left for lot in shelf)
-            assert shelf.held == sum(lot.held_count() for lot in shelf)
-            assert all(lot.left for lot in shelf)
-            waiting = sum(lot.state.count(WAITING) for lot in shelf)
+            unacked = user.session._unacked
+            assert unacked.owed == sum(lot.left for lot in unacked)
+            assert unacked.held == sum(lot.held_count() for lot in unacked)
+            assert all(lot.left for lot in unacked)
+            waiting = sum(lot.state.count(WAITING) for lot in unacked)
             assert waiting == user.session.waiting_count + user.session._behind.count
 
     def teardown(self) -> None:

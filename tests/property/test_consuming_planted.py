@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairway.errors import InvariantViolated
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.lease import Lease
+from fairway.protocol.consumer_lease import Lease
+from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.line import ConnectionLost, RequestOutcome
 from fairway.protocol.lots import ConsumerLot
 from fairway.protocol.messages import Joined
-from fairway.protocol.session import ConnectionLost, RequestOutcome
-from fairway.protocol.settling import Settling
+from fairway.protocol.settlements import Settling
 from tests.property.test_consuming_model import Consumers
 
 
@@ -23,7 +23,7 @@ class HandsOutWhatIsHeld(ConsumerSession):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shelf.overlapping = self._none  # type: ignore[method-assign]
+        self._unacked.overlapping = self._none  # type: ignore[method-assign]
 
     def _none(self, lot: ConsumerLot) -> list[ConsumerLot]:
         return [lot][:0]
@@ -35,7 +35,7 @@ class ForgetsLostAcks(ConsumerSession):
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         if isinstance(token, Settling) and isinstance(outcome, ConnectionLost):
             for piece in token.pieces:
-                self._shelf.confirm(piece)
+                self._unacked.confirm(piece)
             token.pieces.clear()
         super().answered(token, outcome, now_ns)
 
@@ -57,7 +57,7 @@ class SettlesUnderTheOldName(ConsumerSession):
         gather = self._settler.gather
 
         def forgetful(now_ns: int) -> None:
-            for lot in self._shelf:
+            for lot in self._unacked:
                 lot.heirs.clear()
             gather(now_ns)
 
@@ -75,7 +75,7 @@ class TrustsEveryBroker(ConsumerSession):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._ledger.lease = self._lease = TrustingLease()
+        self._settlements.lease = self._lease = TrustingLease()
 
 
 class TrustingLease(Lease):

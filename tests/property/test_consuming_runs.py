@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from fairway.groups import Backoff, GroupConfig, Order, TagFilter
-from fairway.protocol.consuming import ConsumerSession
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import Message
 from tests.property.test_consuming_model import LEASE_MS, NAMES, WANTED, Consumers, User
 from tests.support.mini_broker import MiniBroker

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fairway.errors import DiskFull, StorageFault
 from fairway.names import Subject
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage.flusher import Flusher
 from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store
-from fairway.world.sim_disk import SimDisk
 from tests.simulation.checks import picture
 from tests.simulation.planted import swapped
 from tests.unit.storage.copies import LOGS, Pair, Side, bytes_of

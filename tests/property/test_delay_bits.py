@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from fairway.delay.schedule_audit import audit
+from fairway.delay.schedule.repair import audit
 from fairway.errors import FairwayError
 from fairway.storage.survey import survey
 from tests.unit.delay.helpers import DAY_MS, SECOND_MS, World

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fairway.delay.dispatching import Intent
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
-from fairway.delay.following import DelayReplica
-from fairway.delay.housekeeping import DelayMaintenance
-from fairway.delay.recovering import Recovery
-from fairway.delay.rows import RowState
+from fairway.delay.maintenance import DelayMaintenance
+from fairway.delay.recovery import Recovery
+from fairway.delay.replica.replica_state import DelayReplica
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import FairwayError
 from fairway.storage.record import Record
 from tests.property.delay_pair_story import PairStory
-from tests.unit.delay.test_following import cancel_alone, change_masters, follow_without_room
+from tests.unit.delay.test_replica_state import cancel_alone, change_masters, follow_without_room
 
 SEEDS = 60
 
@@ -58,8 +58,8 @@ class MovesWhatIsNotCommitted(Engine):
 
 class _Hasty(DelayReplica):
     def _prune(self) -> None:
-        for subject_id in self._ledger.subjects:
-            self._ledger.prune(subject_id, 1 << 62)
+        for subject_id in self._decision_index.subjects:
+            self._decision_index.prune(subject_id, 1 << 62)
 
 
 class DropsDecisionsWhoseMessagesAreNotHere(Engine):
@@ -89,7 +89,7 @@ class LeadsBeforeItKnowsWhatWasDecided(Engine):
 
 class _Forgetful(Recovery):
     def _begin_to_lead(self) -> None:
-        self._mover.begin_tail(self._tail_end)
+        self._appender.begin_tail(self._tail_end)
 
 
 class RemakesNoIntents(Engine):

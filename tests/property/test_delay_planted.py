@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairway.delay.bucket_file import BucketFile
-from fairway.delay.buckets import TimeRange
-from fairway.delay.catalogue import Catalogue
-from fairway.delay.dispatch_log import EventKind
-from fairway.delay.dispatching import Dispatcher, Intent
+from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
+from fairway.delay.dispatch.log import EventKind
 from fairway.delay.engine import Engine
-from fairway.delay.forgetting import Memory, _ForgottenLot
-from fairway.delay.loader import Loader
-from fairway.delay.moving import ScheduleAppender
-from fairway.delay.pending import PendingMessages
-from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.splitting import BucketSplit
-from fairway.delay.wheel import DueTimes, RowNumbers
+from fairway.delay.maintenance import Memory, _ForgottenLot
+from fairway.delay.pending_messages import PendingMessages
+from fairway.delay.schedule.append import ScheduleAppender
+from fairway.delay.schedule.bucket_file import BucketFile, Catalogue
+from fairway.delay.schedule.loader import Loader
+from fairway.delay.schedule.log import ScheduleLog
+from fairway.delay.schedule.manifest import TimeRange
+from fairway.delay.schedule.split import BucketSplit
+from fairway.delay.schedule.wheel import DueTimes, RowNumbers
 from fairway.errors import FairwayError
-from fairway.world.timekeeper import Timekeeper
+from fairway.runtime.clock import Timekeeper
 from tests.property.delay_story import Story
 
 SEEDS = 40
@@ -33,7 +32,7 @@ class LosesWhatComesWhileLoading(Engine):
     def _take(self, *args: Any) -> None:
         super()._take(*args)
         if len(args) == 4 and not self.is_loaded:
-            self.rows.state[self._mover.admit()] = 0
+            self.rows.state[self._appender.admit()] = 0
 
 
 class _ToTheEnd(Loader):
@@ -89,7 +88,7 @@ class _CountsAtOnce(ScheduleAppender):
 
 class CountsAsMovedWhatIsNotSynced(Engine):
     def on_time(self) -> list[Intent]:
-        self._mover.__class__ = _CountsAtOnce
+        self._appender.__class__ = _CountsAtOnce
         return super().on_time()
 
 
@@ -188,7 +187,7 @@ class _GivesUp(ScheduleAppender):
 
 class LosesWhatFindsNoRoom(Engine):
     def on_time(self) -> list[Intent]:
-        self._mover.__class__ = _GivesUp
+        self._appender.__class__ = _GivesUp
         return super().on_time()
 
 

@@ -11,13 +11,12 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.client.forwarder_items import ForwarderOptions, Item
-from fairway.client.forwarder_stock import ForwarderBuffer
-from fairway.client.spool_journal import Journal
+from fairway.client.forwarder_buffer import ForwarderBuffer, ForwarderOptions, Item
+from fairway.client.spool.journal import Journal
 from fairway.errors import BufferFull
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 
 STEPS = 300
 SEGMENT_BYTES = 2_000
@@ -59,7 +58,7 @@ class ForwarderWorld:
             attempts=2,
             backoff_first_ms=1,
         )
-        self.stock = ForwarderBuffer(
+        self.unheld_lots = ForwarderBuffer(
             options,
             self.clock,
             rng.child("stock"),
@@ -73,7 +72,7 @@ class ForwarderWorld:
         for each in before:
             if each.is_empty:
                 del self.disks[each.number]
-        self._call_later(rng.below(2) * 0.05, self.stock.adopt, found)
+        self._call_later(rng.below(2) * 0.05, self.unheld_lots.adopt, found)
 
     def _finished(self, journal: Journal) -> None:
         del self.disks[journal.number]
@@ -105,35 +104,35 @@ class ForwarderWorld:
         elif chance < 40:
             self.accept()
         elif chance < 43:
-            self.stock.persist()
+            self.unheld_lots.persist()
         else:
             self.work()
         self.clock.advance(self.rng.below(12))
         self.run_timers()
-        self.stock.look(self.now_ns)
-        if self.stock.is_kept:
+        self.unheld_lots.look(self.now_ns)
+        if self.unheld_lots.is_kept:
             self.safe |= self.living
 
     def accept(self) -> None:
         item = b"%d:" % len(self.accepted) + bytes(self.rng.below(60))
         with suppress(BufferFull):
-            self.stock.accept(item)
+            self.unheld_lots.accept(item)
             self.accepted.append(item)
             self.living.add(item)
 
     def work(self, *, is_calm: bool = False) -> None:
-        item = self.stock.take(self.now_ns)
+        item = self.unheld_lots.take(self.now_ns)
         if item is not None:
             self.at_work.append(item)
         if self.at_work and (is_calm or self.rng.below(2)):
             item = self.at_work.pop(self.rng.below(len(self.at_work)))
             if not is_calm and self.rng.below(5) == 0:
                 is_last = item.attempts == 1
-                self.stock.fail(item, LookupError("no"), self.now_ns)
+                self.unheld_lots.fail(item, LookupError("no"), self.now_ns)
                 self.ended[item.value] += is_last
             else:
                 self.names.setdefault(item.value, set()).add((item.owner, item.number))
-                self.stock.finish(item, 1)
+                self.unheld_lots.finish(item, 1)
                 self.forwarded.append(item.value)
                 self.ended[item.value] += 1
 
@@ -141,13 +140,13 @@ class ForwarderWorld:
         for disk in self.disks.values():
             disk.crash_after(0)
         for _ in range(20_000):
-            if self.stock.is_drained:
+            if self.unheld_lots.is_drained:
                 return
             self.clock.advance(5)
             self.run_timers()
-            self.stock.look(self.now_ns)
+            self.unheld_lots.look(self.now_ns)
             self.work(is_calm=True)
-        raise AssertionError(f"it is never drained: {self.stock.counts()}")
+        raise AssertionError(f"it is never drained: {self.unheld_lots.counts()}")
 
 
 def run(seed: int) -> ForwarderWorld:
@@ -190,7 +189,7 @@ def test_what_the_dead_left_goes_first_and_in_order() -> None:
             for _ in range(20):
                 world.clock.advance(10)
                 world.run_timers()
-                world.stock.persist()
+                world.unheld_lots.persist()
             world.die()
         world.accept()
         world.heal()

@@ -1,8 +1,7 @@
-"""The law of a group against a naive model, with consumers and a broker that do everything that can go wrong.
+"""A group against a naive model, with consumers and a broker that do everything that can go wrong.
 
-Consumers vanish, return with and without their memory, lose responses, ack twice, ack what they no longer hold. The
-broker crashes and loses the trailing events that nobody waited for. After each step every message must be where the
-model says, and in one place.
+Consumers vanish, return with and without memory, lose responses, ack twice, ack what they no longer hold. The broker
+crashes and loses the events that nobody waited for. Every message must be in the one place that the model says.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fairway.groups import (
     Range,
     SettleVerdict,
 )
-from fairway.groups.lot import ranges_of
+from fairway.groups.lots import ranges_of
 from fairway.names import ConsumerName
 from tests.property.group_model import MS_NS, Held, Model, Moment, failed_of, response_of, sequences
 
@@ -214,6 +213,10 @@ class GroupMachine(RuleBasedStateMachine):
         self.said += pulled.lots
         return pulled
 
+    def check_returned(self, handed: set[int], ready: set[int]) -> None:
+        returned = {at for at in ready if not self.model.open[at].due_ms}
+        assert not returned or min(returned) in handed, "what is handed back goes by its sequence"
+
     def check_pulled(self, name: str, pulled: PullDecision, most: int, first: int, run_max: int) -> None:
         model = self.model
         if name not in model.members:
@@ -260,6 +263,7 @@ class GroupMachine(RuleBasedStateMachine):
             fresh, parked, declined, followed = model.choose(self.keys, first, end, room, run_max, most // 2 - grown)
             assert handed & fresh == fresh
         else:
+            self.check_returned(handed, ready)
             assert len(handed) == min(most, len(ready | fresh))
         assert handed <= ready | fresh
         assert len(again) == min(most, len(ready))
@@ -272,9 +276,8 @@ class GroupMachine(RuleBasedStateMachine):
         model.park(parked, self.keys)
         passed = {at for at in declined if at >= first}
         model.cursor = max(model.cursor, first + len(parked) + len(passed) + len(handed & fresh))
-        for at in declined:
-            waiting = [each for each in model.open.values() if each.key == self.keys[at] and each.place != "held"]
-            assert waiting, f"{at} is declined, and nobody does what it asks for"
+        waiting = {each.key for each in model.open.values() if each.place != "held"}
+        assert {self.keys[at] for at in declined} <= waiting, "declined, and nobody does what it asks for"
         if model.is_keyed:
             runs |= {key: followed.count(key) for key in model.led(handed) if key not in runs}
             model.grow(runs, run_max, most - len(handed) - sum(runs.values()))
@@ -293,9 +296,9 @@ class GroupMachine(RuleBasedStateMachine):
 
     def may_go_on(self, most: int) -> bool:
         """In strict order: whether something fresh may follow in the same response."""
-        stock = {at for at, each in self.model.open.items() if each.place == "stock"}
+        unheld_lots = {at for at, each in self.model.open.items() if each.place == "stock"}
         is_dying = any(each.place == "dying" for each in self.model.open.values())
-        is_all = self.model.ready_strictly(self.now_ms) == stock and len(stock) <= most
+        is_all = self.model.ready_strictly(self.now_ms) == unheld_lots and len(unheld_lots) <= most
         return is_all and not is_dying and not self.model.is_halted
 
     def check_order(self, handed: set[int]) -> None:
@@ -452,13 +455,13 @@ class GroupMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.dying)
     @rule(data=st.data())
-    def bury(self, data: st.DataObject) -> None:
+    def mark_dead(self, data: st.DataObject) -> None:
         dying = data.draw(st.sampled_from(self.dying))
         if (dying.first, dying.attempt) not in self.group._state.dying:
             self.dying.remove(dying)  # a seek, or a crash, came between
             return
-        self.happen(self.group.bury(dying, now_ms=self.now_ms))
-        self.model.bury(sequences(dying.ranges))
+        self.happen(self.group.mark_dead(dying, now_ms=self.now_ms))
+        self.model.mark_dead(sequences(dying.ranges))
         self.remember(is_awaited=False)
 
     # --- crashes
@@ -495,7 +498,7 @@ class GroupMachine(RuleBasedStateMachine):
                 assert at not in found
                 found[at] = Held("held", lot.attempt, member.name, lot.base, response_of(lot, at), lot.handed_ns)
                 found[at].key, found[at].failed = self.key_of(at), failed_of(lot)
-        for place, shelf in (("stock", state.stock), ("dying", state.dying)):
+        for place, shelf in (("stock", state.unheld_lots), ("dying", state.dying)):
             for lot in shelf:
                 assert lot.mask & 1
                 for at in sequences(lot.ranges):
@@ -587,8 +590,8 @@ class GroupMachine(RuleBasedStateMachine):
             for lot in pulled.lots:
                 self.settle_exactly(name, SettleVerdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)
         for dying in self.dying:
-            self.happen(self.group.bury(dying, now_ms=self.now_ms))
-            self.model.bury(sequences(dying.ranges))
+            self.happen(self.group.mark_dead(dying, now_ms=self.now_ms))
+            self.model.mark_dead(sequences(dying.ranges))
         self.dying.clear()
         self.tick(500)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from fairway.errors import InvariantViolated
 from fairway.groups import GroupEvent, GroupEventKind, GroupStateMachine, PullDecision, SettleDecision, SettleVerdict
 from fairway.groups.attempts import added, failed
-from fairway.groups.lot import mask_of
+from fairway.groups.lots import mask_of
 from tests.property.test_groups_model import GroupMachine
 from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, RunsMachine, StrictMachine
 
@@ -142,7 +142,7 @@ class TakesAReleaseForAFailure(GroupStateMachine):
 
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
-        lot = self._state.stock.get((event.lot, event.attempt))
+        lot = self._state.unheld_lots.get((event.lot, event.attempt))
         if event.kind is GroupEventKind.RETRY and event.due_ms == 0 and lot is not None:
             lot.history = added(lot.history, failed(event.attempt, event.time_ms, "", b""))
 

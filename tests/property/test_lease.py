@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.protocol.lease import NEVER_NS, Lease
+from fairway.protocol.consumer_lease import NEVER_NS, Lease
 from fairway.protocol.messages import Joined
 
 LEASE_MS = 3_000

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import FairwayError, NotSent, OutcomeUnknown, Refused
-from fairway.protocol.lane import SealedBatch
-from fairway.protocol.pending import BatchReceipt
-from fairway.world.rng import SeededRng
+from fairway.protocol.producer_stream import SealedBatch
+from fairway.protocol.receipts import BatchReceipt
+from fairway.runtime.rng import SeededRng
 from tests.property.producing_world import World
 
 STEPS = 300
@@ -24,8 +24,8 @@ class Side(World):
     def _fresh(self, count: int) -> list[bytes]:
         return [b"%d/%s" % (self.seed, payload) for payload in super()._fresh(count)]
 
-    def repay(self, parcel: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
-        self.producing.repaid(parcel, outcome)
+    def repay(self, sealed: SealedBatch, outcome: BatchReceipt | FairwayError) -> None:
+        self.producing.repaid(sealed, outcome)
 
 
 class Pair:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.storage import log_time
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.storage import log as logs
 from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.segment import Segment
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 
 SEGMENT_BYTES = 1_000
 EVERYTHING = 1 << 40
@@ -37,9 +37,9 @@ def test_effective_times_never_decrease_and_are_what_is_found(dates: list[list[i
         max(each for each, (_, own) in zip(effective, appended, strict=True) if own == number)
         for number in range(len(dates))
     ]
-    assert log_time.effective_ms(segments) == newest
+    assert logs.effective_ms(segments) == newest
     for time_ms in range(32):
         sequence = next((at for at, each in enumerate(effective) if each >= time_ms), None)
-        assert log.sequence_at(1, time_ms, EVERYTHING, log_time.begin_at(segments, time_ms)) == sequence
-        found = log_time.segment_at(segments, time_ms)
+        assert log.sequence_at(1, time_ms, EVERYTHING, logs.begin_at(segments, time_ms)) == sequence
+        found = logs.segment_at(segments, time_ms)
         assert (found and found.base // SEGMENT_BYTES) == (None if sequence is None else appended[sequence][1])

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairway.client.consumer import Consumer
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
+from fairway.client.sync.consumer import Consumer
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig, Order
 from fairway.protocol.delivery import Message

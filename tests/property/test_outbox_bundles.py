@@ -13,14 +13,13 @@ from hypothesis import example, given, settings
 
 from fairway import batch
 from fairway.errors import Code, Refused, StoredRange
+from fairway.protocol.line import Answer, Ask, ConnectionLost
 from fairway.protocol.messages import Produced
-from fairway.protocol.session import Answer, Ask, ConnectionLost
-from fairway.sql.letters import Lone, Origin, OutboxRow, letter, sealed, together
-from fairway.sql.posting import BUNDLE_MAX, OutboxBatch, OutboxBatchSession, SendOutcome
-from fairway.sql.streams import OutboxStream, Streams
-from fairway.sql.taken_places import SOME, TakenRows, judge_taken
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.sql.outbox_batches import BUNDLE_MAX, OutboxBatch, OutboxBatchSession, SendOutcome
+from fairway.sql.outbox_encoding import Lone, Origin, OutboxRow, OutboxStream, Streams, letter, sealed, together
+from fairway.sql.outbox_rows import SOME, TakenRows, judge_taken
 
 ROOM = 8
 CLOCK = ManualClock(1_800_000_000_000)
@@ -116,8 +115,8 @@ class Shop:
             self._streams.give_back(stream, row.messages)
         CLOCK.advance(ms=1)
 
-    def _settled(self, id: str, stream: OutboxStream, parcel: OutboxBatch) -> None:
-        if parcel.fate is SendOutcome.STORED:
+    def _settled(self, id: str, stream: OutboxStream, outbox_batch: OutboxBatch) -> None:
+        if outbox_batch.fate is SendOutcome.STORED:
             self.table.pop(id, None)
         else:
             stream.is_left = True
@@ -152,16 +151,16 @@ class Shop:
         rows = sorted(self.table.values(), key=lambda row: (row.stream, row.place))
         if rows:
             row = rows[number % len(rows)]
-            parcel, other = OutboxBatch(row.subject, row.stamped), OutboxBatchSession()
-            other.put(parcel)
+            outbox_batch, other = OutboxBatch(row.subject, row.stamped), OutboxBatchSession()
+            other.put(outbox_batch)
             [ask] = other.asks(1, 0)
 
             def told(said: Produced | Refused) -> None:
                 other.answered(ask.token, Answer(said, ()) if isinstance(said, Produced) else said, 0)
-                if parcel.fate is SendOutcome.STORED:
+                if outbox_batch.fate is SendOutcome.STORED:
                     self.table.pop(row.id, None)
-                elif parcel.fate is SendOutcome.TAKEN and row.id in self.table:
-                    taken = judge_taken([(row, parcel)], self._rows_at)
+                elif outbox_batch.fate is SendOutcome.TAKEN and row.id in self.table:
+                    taken = judge_taken([(row, outbox_batch)], self._rows_at)
                     assert not taken.moved, "it is there, and the rows that were stored with it can prove it"
                     for each in taken.stored:
                         self.table.pop(each, None)
@@ -232,9 +231,9 @@ def test_each_message_is_stored_once_and_no_row_goes_before(steps: list[tuple[ob
 def relay_of(shop: Shop, stored: tuple[StoredRange, ...] | None) -> TakenRows:
     """What a relay makes of it when the broker says that this is at the place of the first row."""
     row = next(iter(shop.table.values()))
-    parcel = OutboxBatch(row.subject, row.stamped)
-    parcel.stored = stored
-    return judge_taken([(row, parcel)], shop._rows_at)
+    outbox_batch = OutboxBatch(row.subject, row.stamped)
+    outbox_batch.stored = stored
+    return judge_taken([(row, outbox_batch)], shop._rows_at)
 
 
 def test_nothing_is_dropped_that_is_not_proven_to_be_there() -> None:

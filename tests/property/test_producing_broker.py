@@ -9,9 +9,9 @@ import pytest
 
 from fairway.errors import NotSent, OutcomeUnknown, Refused, Unreachable
 from fairway.protocol.line import Line
-from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.world.net import Net
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.runtime.net import Net
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene
 
 STEP_S = 0.002

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import NotSent, OutcomeUnknown, Refused
-from fairway.protocol.lane import SealedBatch, StreamIdentity
+from fairway.protocol.producer_stream import SealedBatch, StreamIdentity
 from tests.property.producing_world import World
 
 STEPS = 250

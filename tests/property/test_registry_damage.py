@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fairway.errors import FairwayError
 from fairway.registry.port import Node
 from fairway.registry.sqlite import FILE_NAME, SqliteRegistry, survey
-from fairway.world.sqlite_file import SqliteFile
+from fairway.runtime.sqlite_file import SqliteFile
 
 LOG_NAME = f"{FILE_NAME}-wal"
 FLIPS = settings(

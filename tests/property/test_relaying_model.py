@@ -14,16 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairway import batch
-from fairway.sql import untangling
-from fairway.sql.letters import Origin, OutboxRow, letter, sealed, unstamped
-from fairway.sql.making import make
-from fairway.sql.posting import SendOutcome
-from fairway.sql.relaying import RelayOptions, RelayRounds, Work
-from fairway.sql.rows import OutboxRows
-from fairway.sql.streams import OutboxStream, Streams
-from fairway.sql.untangling import StreamRepair
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.sql import relay_rounds
+from fairway.sql.outbox_batches import SendOutcome
+from fairway.sql.outbox_encoding import Origin, OutboxRow, OutboxStream, Streams, letter, sealed, unstamped
+from fairway.sql.outbox_rows import OutboxRows
+from fairway.sql.relay_rounds import RelayOptions, RelayRounds, StreamRepair, Work
+from fairway.sql.table_setup import make
 from tests.support.outboxes import TABLE
 
 STEPS = 60
@@ -158,8 +156,8 @@ class World:
 
     def send(self, hand: Hand, count: int | None = None) -> None:
         """The first of them; the others have no answer."""
-        for parcel in hand.work.parcels[:count] if hand.work else []:
-            parcel.settle(self.broker.produce(parcel.data), "as the broker says")
+        for outbox_batch in hand.work.outbox_batches[:count] if hand.work else []:
+            outbox_batch.settle(self.broker.produce(outbox_batch.data), "as the broker says")
 
     def settle(self, hand: Hand, rolled_back_in: int = 0) -> None:
         work, hand.work = hand.work, None
@@ -220,7 +218,7 @@ def judge(world: World) -> None:
 @example(1, 10_000, 1_000)
 def test_whatever_disorder_is_left_is_sent(seed: int, ids_max: int, streams_max: int) -> None:
     world = World(seed)
-    with mock.patch.multiple(untangling, IDS_MAX=ids_max, STREAMS_MAX=streams_max):
+    with mock.patch.multiple(relay_rounds, IDS_MAX=ids_max, STREAMS_MAX=streams_max):
         for _ in range(STEPS):
             world.step()
         world.die()

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay import carrier
-from fairway.delay.carrier import TargetSender
-from fairway.delay.dispatch_log import DispatchStream
-from fairway.delay.dispatching import Dispatcher, Intent
+from fairway.delay.dispatch import sender
+from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
+from fairway.delay.dispatch.log import DispatchStream
+from fairway.delay.dispatch.sender import TargetSender
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
+from fairway.protocol.line import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 from tests.unit.storage.helpers import content, messages
 
 ORDERS = Subject("orders")
@@ -70,7 +70,7 @@ class World:
         def defer(callback: Callable[[], None]) -> None:
             self.sim.loop.call_soon(lambda: callback() if self._life == life else None)
 
-        self.carrier = TargetSender(rng, on_sent=self._sent, on_open=lambda: None)
+        self.target_sender = TargetSender(rng, on_sent=self._sent, on_open=lambda: None)
         options = DelayOptions(store=STORE, hold_ms=0, remembered_max=0)
         self.engine = Engine(self.disk, self.sim.clock, rng, defer=defer, route=lambda _: "east", options=options)
 
@@ -101,14 +101,14 @@ class World:
         """Let what is due go out. Deaf: the broker stores it, and no answer arrives."""
         for _ in range(rounds):
             for intent in self.engine.on_time():
-                self.carrier.send(intent)
-            for ask in list(self.carrier.asks(64, self.sim.loop.now_ns())):
+                self.target_sender.send(intent)
+            for ask in list(self.target_sender.asks(64, self.sim.loop.now_ns())):
                 outcome = self._ask(ask)
                 told: RequestOutcome = ConnectionLost("cut") if is_deaf else outcome
-                self.carrier.answered(ask.token, told, self.sim.loop.now_ns())
+                self.target_sender.answered(ask.token, told, self.sim.loop.now_ns())
             self.wait()
             if is_deaf:
-                self.carrier.opened(self.sim.loop.now_ns())
+                self.target_sender.opened(self.sim.loop.now_ns())
 
     def _ask(self, ask: Ask) -> RequestOutcome:
         assert isinstance(ask.message, Produce)
@@ -230,7 +230,7 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("careless")
 def test_one_that_takes_any_conflict_for_a_receipt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carrier, "is_receipt", lambda refused, _: refused.code is Code.SEQUENCE_CONFLICT)
+    monkeypatch.setattr(sender, "is_receipt", lambda refused, _: refused.code is Code.SEQUENCE_CONFLICT)
     with pytest.raises(AssertionError, match="never delivered"):
         story(FOUND)
 

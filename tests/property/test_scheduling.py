@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairway.errors import Refused
 from fairway.scheduling import Actor, SchedulerOptions, TurnResult, VirtualTime
-from fairway.scheduling.order import CREDIT_NS
+from fairway.scheduling.virtual_time import CREDIT_NS
 from tests.unit.scheduling.fairness import MS, SLICE_NS, check_shares
 from tests.unit.scheduling.stage import Ask, Group, Planted, Stage
 
@@ -204,4 +204,4 @@ def test_scheduler_is_empty_in_the_end(ops: list[tuple[object, ...]]) -> None:
     scheduler = chaos.stage.scheduler
     assert len(scheduler) == 0
     assert scheduler._ready == []
-    assert scheduler._alarms._timer is None
+    assert scheduler._timers._timer is None

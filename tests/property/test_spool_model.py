@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.client.spool_drain import SpooledBatch
-from fairway.client.spool_journal import Journal
+from fairway.client.spool.drain import SpooledBatch
+from fairway.client.spool.journal import Journal
 from fairway.errors import OutcomeUnknown, StorageFault
-from fairway.protocol.lane import ProducerStream
+from fairway.protocol.producer_stream import ProducerStream
 from tests.property.spool_world import SpoolWorld
 
 STEPS = 300
@@ -86,10 +86,10 @@ def test_a_spool_that_gives_new_numbers_to_what_was_sent_is_found_out(monkeypatc
 
 
 def _as_if_new(lane: ProducerStream) -> bool:
-    parcel = lane.waiting.popleft()
-    if parcel.stream is None:
-        lane._unnumbered -= parcel.pending.count
-    parcel.number(lane._stream)
+    spooled = lane.waiting.popleft()
+    if spooled.identity is None:
+        lane._unnumbered -= spooled.pending.count
+    spooled.number(lane._stream)
     return False
 
 
@@ -106,16 +106,16 @@ def test_a_spool_that_answers_before_the_sync_is_found_out(monkeypatch: pytest.M
 
 def test_a_drain_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a lost connection it begins the stream anew, as if nothing had arrived."""
-    from fairway.client import spool_drain
+    from fairway.client.spool import drain
 
-    judge = spool_drain.SpoolDrain._mend
+    judge = drain.SpoolDrain._mend
 
-    def careless(self: spool_drain.SpoolDrain, flow: spool_drain.SubjectQueue, now_ns: int) -> None:
-        head: SpooledBatch = flow.parcels[0]
+    def careless(self: drain.SpoolDrain, flow: drain.SubjectQueue, now_ns: int) -> None:
+        head: SpooledBatch = flow.spooled_batches[0]
         judge(self, flow, now_ns)
         if not flow.is_held and head.is_doubtful:
             self._restream(head.journal, flow, head)
 
-    monkeypatch.setattr(spool_drain.SpoolDrain, "_mend", careless)
+    monkeypatch.setattr(drain.SpoolDrain, "_mend", careless)
     with pytest.raises(AssertionError):
         check_all(60)

@@ -1,8 +1,8 @@
 """Producers and consumers, in a simulated world or a real one: they lose connections, responses and their memory.
 
-Both follow docs/protocol.md to the letter, so whatever contradicts the model is the broker's fault: a batch of unknown
-outcome is sent again with the same bytes, so is a settlement; every request says what arrived; whoever is no member
-joins again.
+Both follow docs/internals/protocol.md to the letter, so whatever contradicts the model is the broker's fault: a batch
+of unknown outcome is sent again with the same bytes, so is a settlement; every request says what arrived; whoever is no
+member joins again.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from fairway.batch.secret import new_secret
+from fairway.batch.identity import new_secret
 from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff, encode
 from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Configure, Configured
-from fairway.world.clock import Clock
-from fairway.world.net import Net
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation
+from fairway.protocol.admin_messages import Configure, Configured
+from fairway.runtime.clock import Clock
+from fairway.runtime.net import Net
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation
 from tests.simulation.broker_runs import RUN_MAX, in_order
 from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness, key_of
 from tests.support.client import Client, ConnectionEnded, Delivery, Stream

@@ -8,9 +8,9 @@ import msgspec
 
 from fairway.groups import Coalesce, GroupConfig, Mode, Order
 from fairway.limits import KIB
+from fairway.runtime.rng import SeededRng
 from fairway.storage.flusher import Durability
 from fairway.storage.retention import Policy
-from fairway.world.rng import SeededRng
 from tests.simulation.broker_clients import MANY_ATTEMPTS, group_config
 
 
@@ -37,7 +37,7 @@ class Flavour:
         return self.retention.age_ms_max is not None
 
     @property
-    def may_bury(self) -> bool:
+    def may_mark_dead(self) -> bool:
         return self.is_deadly or self.retention.owed_bytes_max is not None
 
     def policies(self, rng: SeededRng) -> dict[str, GroupConfig]:

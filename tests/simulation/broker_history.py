@@ -20,13 +20,13 @@ from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
 from fairway.groups import GroupConfig, Mode
 from fairway.groups.config import encode
 from fairway.limits import KIB
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.loop import SimulationFailed
+from fairway.runtime.simulated.simulation import Simulation
+from fairway.runtime.simulated.wire import Conditions
 from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions
-from fairway.world.loop import SimulationFailed
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.sim_wire import Conditions
-from fairway.world.simulation import Simulation
 from tests.simulation import broker_exam, broker_flavours, broker_reckoning
 from tests.simulation.broker_clients import BROKER, MS_NS, PORT, Consumer, Mood, Producer, Scene
 from tests.simulation.broker_letters import Correspondent
@@ -152,10 +152,10 @@ class History:
 
     async def _reckon(self) -> None:
         if self.broker is not None:
-            for host in self.broker.desk.groups:
-                owner = self.truth.owners.get((host.name, str(self.broker.desk.name_of(host.subject_id))))
+            for host in self.broker.coordinator.groups:
+                owner = self.truth.owners.get((host.name, str(self.broker.coordinator.name_of(host.subject_id))))
                 if owner is not None:
-                    owner.lost = host.law.describe(0, now_ns=0, now_ms=0).lost
+                    owner.lost = host.state_machine.describe(0, now_ns=0, now_ms=0).lost
                     self.counts["lost by retention"] += owner.lost
         await broker_reckoning.reckon(self)
 
@@ -167,7 +167,7 @@ class History:
     async def _ask_once_more(self) -> None:
         if self.flavour.is_lazy:
             await self._wait(1_000)  # by then all is synced, so that this crash takes nothing
-        self._bury(self.disk.crash)
+        self._mark_dead(self.disk.crash)
         broker = await self.start()
         if broker is not None:
             await broker_exam.ask_once_more(self)
@@ -272,7 +272,7 @@ class History:
         while self.world.loop.time() < deadline and not self.truth.is_refuted:
             is_said = all(each.is_done for each in self.operators) and all(each.is_done for each in self.producers)
             is_said = is_said and all(each.has_joined for each in self.truth.owners.values())
-            if is_said and (self.flavour.may_bury or self.truth.is_drained()) and not self._leftovers():
+            if is_said and (self.flavour.may_mark_dead or self.truth.is_drained()) and not self._leftovers():
                 return
             await self._wait(50)
         if not self.truth.is_refuted:
@@ -285,7 +285,7 @@ class History:
         if self.broker is None:
             return ["no broker"]
         left = []
-        for host in self.broker.desk.groups:
+        for host in self.broker.coordinator.groups:
             end = self.broker.store.messages.end_sequence(host.subject_id)
             seen = host.describe(end, now_ns=self.world.clock.monotonic_ns(), now_ms=self.world.clock.wall_ms())
             if seen.lag or seen.lots or seen.parked:
@@ -320,15 +320,15 @@ class History:
                 world = BrokerWorld(self.world.clock, self.disk, net, rng)
                 self.broker = await Broker.start(world, self._options)
             except SimulatedPowerCut:
-                self._bury(self._any_crash())
+                self._mark_dead(self._any_crash())
             except StorageFault as fault:
                 self.world.loop.note(f"not opened: {type(fault).__name__}")
-                self._bury(self.disk.crash_process)
+                self._mark_dead(self.disk.crash_process)
                 if isinstance(fault, DiskFull):
                     self.disk.remove(HOG)
             except Refused as refused:  # there is no room for the record that begins a life
                 self.world.loop.note(f"not opened: {refused.code.name}")
-                self._bury(self.disk.crash_process)
+                self._mark_dead(self.disk.crash_process)
                 self.disk.remove(HOG)
             else:
                 self.lives += 1
@@ -348,17 +348,17 @@ class History:
                 if self._rng.below(4):  # a disk that hangs: much is written, and little of it synced
                     self.disk.slowness = 300.0
                     await self._wait(50 + self._rng.below(400))
-                self._bury(self.disk.crash)
+                self._mark_dead(self.disk.crash)
             case End.KILL:
-                self._bury(self.disk.crash_process)
+                self._mark_dead(self.disk.crash_process)
             case End.CUT_IN_OPERATION:
                 self.disk.crash_after(1 + self._rng.below(20))
                 await self._wait(200)
-                self._bury(self._any_crash())
+                self._mark_dead(self._any_crash())
             case End.FAILED_SYNC:
                 self.disk.fail_sync(1 + self._rng.below(5))
                 await self._wait(400)
-                self._bury(self._any_crash())
+                self._mark_dead(self._any_crash())
             case End.STOP:
                 await self._stop()
 
@@ -374,7 +374,7 @@ class History:
             await asyncio.wait([stopping])
         is_clean = stopping.done() and stopping.result() and not self._over.is_set()
         stopping.cancel()
-        self._bury(self._any_crash(), is_clean=is_clean)
+        self._mark_dead(self._any_crash(), is_clean=is_clean)
 
     async def _stopping(self, broker: Broker) -> bool:
         try:
@@ -387,7 +387,7 @@ class History:
     def _any_crash(self) -> Callable[[], SimDisk]:
         return self.disk.crash if self._rng.below(2) else self.disk.crash_process
 
-    def _bury(self, crash: Callable[[], SimDisk], *, is_clean: bool = False) -> None:
+    def _mark_dead(self, crash: Callable[[], SimDisk], *, is_clean: bool = False) -> None:
         """The process is gone; what it left is the next one's disk."""
         self._silence()
         if not is_clean or self.flavour.is_lazy:  # then the next life does not count on what consumers hold
@@ -429,7 +429,7 @@ class History:
         self.world.net.host(BROKER)
         self.world.net.crash(BROKER)
         if self.broker is not None:
-            self.broker.desk.close()
+            self.broker.coordinator.close()
             self.broker = None
 
     # --- trouble -----------------------------------------------------------------------------------------------------
@@ -501,10 +501,14 @@ class History:
         if broker is None:
             return
         now_ns, now_ms = self.world.clock.monotonic_ns(), self.world.clock.wall_ms()
-        for host in broker.desk.groups:
-            seen = host.law.describe(broker.store.messages.end_sequence(host.subject_id), now_ns=now_ns, now_ms=now_ms)
-            if seen.lots > 3 * host.law.config.lots_max:
-                self.truth.blame(Promise.BOUND, f"{seen.lots} lots in {host.name}, of {host.law.config.lots_max}")
+        for host in broker.coordinator.groups:
+            seen = host.state_machine.describe(
+                broker.store.messages.end_sequence(host.subject_id), now_ns=now_ns, now_ms=now_ms
+            )
+            if seen.lots > 3 * host.state_machine.config.lots_max:
+                self.truth.blame(
+                    Promise.BOUND, f"{seen.lots} lots in {host.name}, of {host.state_machine.config.lots_max}"
+                )
         for actor in broker.scheduler:
             if len(actor.mailbox) > 4 * (len(self.consumers) + len(self.producers)):
                 self.truth.blame(Promise.BOUND, f"{len(actor.mailbox)} requests of a few clients wait for one actor")

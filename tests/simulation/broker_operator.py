@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fairway.errors import Code, Refused
 from fairway.protocol import ConnectionOptions, ControlMessage
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever, Redrive, Redriven, Seek, Sought, Switch, Switched
+from fairway.protocol.admin_messages import Lever, Redrive, Redriven, Seek, Sought, Switch, Switched
 from tests.simulation.broker_clients import PASSING, Ended, Link, Mood, Scene
 from tests.simulation.broker_truth import Owner, Promise, Truth
 from tests.support.client import AnswerT

@@ -10,15 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from fairway.broker.desk import GroupCoordinator
+from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.produce import ProduceProcessor
-from fairway.groups import membership, pulling
+from fairway.groups import membership, pull
 from fairway.groups.decisions import JoinClaim, PullDecision
 from fairway.groups.events import GroupEvent
-from fairway.groups.member import Member
+from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName, Subject
 from fairway.protocol.messages import Produce
+from fairway.runtime.disk import File, Part
 from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import ConsumeLogEntry
@@ -27,7 +28,6 @@ from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.log import Log
 from fairway.storage.message_log import MessageLog
 from fairway.storage.record import RecordHeader
-from fairway.world.disk import File, Part
 from tests.simulation import broker_planted_more as more
 from tests.simulation import broker_planted_order as order
 from tests.simulation.broker_truth import Promise
@@ -68,7 +68,7 @@ def unarrived_is_forgotten() -> AbstractContextManager[None]:
     def unarrived(state: GroupState, member: Member) -> PullDecision | None:
         return None
 
-    return swapped(pulling, "_unarrived", unarrived)
+    return swapped(pull, "_unarrived", unarrived)
 
 
 def arrived_is_not_heard() -> AbstractContextManager[None]:
@@ -290,7 +290,7 @@ BUGS: dict[str, Bug] = {
     ),
     "pictured-without-stock": Bug(
         "a checkpoint leaves out what was handed back",
-        more.pictured_without_stock,
+        more.pictured_without_unheld_lots,
         frozenset({_P.LOST, _P.STUCK, _P.BROKE}),
         seeds=range(40),
     ),

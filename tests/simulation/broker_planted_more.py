@@ -10,20 +10,19 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from fairway.broker import redrive
-from fairway.broker.copies import CopiedRanges
-from fairway.broker.dead_letter import DeadLetterWriter, _DeadLetterBatch, _DeadLetterQueue
-from fairway.broker.desk import GroupCoordinator
+from fairway.broker.dead_letters import DeadLetterWriter, _DeadLetterBatch, _DeadLetterQueue
+from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.groups import GroupHost
-from fairway.broker.housekeeping import BrokerMaintenance
 from fairway.broker.inbox import Inboxes
+from fairway.broker.maintenance import BrokerMaintenance
+from fairway.broker.message_copies import CopiedRanges
 from fairway.errors import FairwayError
 from fairway.groups import GroupDecision, GroupOutcome, Range, membership, snapshot
-from fairway.groups import GroupStateMachine as Law
+from fairway.groups import GroupStateMachine as StateMachine
 from fairway.groups.decisions import PullDecision
 from fairway.groups.events import GroupEvent
-from fairway.groups.lot import Lot, full
+from fairway.groups.lots import Lot, UnheldLots, full
 from fairway.groups.state import GroupState
-from fairway.groups.stock import UnheldLots
 from fairway.names import GroupName, Subject
 from fairway.storage.flusher import Flusher
 from fairway.storage.flusher import OnDurable as Told
@@ -44,7 +43,7 @@ def dying_unwritten() -> AbstractContextManager[None]:
         written = []
         for host, decision in decisions:
             if decision.dying:
-                host.law.apply_all(decision.events, self.clock.monotonic_ns())
+                host.state_machine.apply_all(decision.events, self.clock.monotonic_ns())
                 written.append((host, msgspec.structs.replace(decision, events=())))
             else:
                 written.append((host, decision))
@@ -59,12 +58,12 @@ def dead_before_copied() -> AbstractContextManager[None]:
     def copy(
         self: DeadLetterWriter,
         grave: _DeadLetterQueue,
-        burial: _DeadLetterBatch,
+        dead_letter_batch: _DeadLetterBatch,
         stored: StoredBatch,
         parts: tuple[Range, ...],
     ) -> None:
-        right(self, grave, burial, stored, parts)
-        self._settle(grave.host, burial, parts)
+        right(self, grave, dead_letter_batch, stored, parts)
+        self._settle(grave.host, dead_letter_batch, parts)
 
     return swapped(DeadLetterWriter, "_copy", copy)
 
@@ -73,11 +72,11 @@ def dead_and_gone() -> AbstractContextManager[None]:
     def copy(
         self: DeadLetterWriter,
         grave: _DeadLetterQueue,
-        burial: _DeadLetterBatch,
+        dead_letter_batch: _DeadLetterBatch,
         stored: StoredBatch,
         parts: tuple[Range, ...],
     ) -> None:
-        self._settle(grave.host, burial, parts)
+        self._settle(grave.host, dead_letter_batch, parts)
 
     return swapped(DeadLetterWriter, "_copy", copy)
 
@@ -86,7 +85,7 @@ def buried_twice() -> AbstractContextManager[None]:
     def missing(
         self: DeadLetterWriter,
         grave: _DeadLetterQueue,
-        burial: _DeadLetterBatch,
+        dead_letter_batch: _DeadLetterBatch,
         to: Subject,
         stream: int,
         parts: tuple[Range, ...],
@@ -101,14 +100,14 @@ def buried_twice() -> AbstractContextManager[None]:
 
 def redriven_to_another() -> AbstractContextManager[None]:
     def subject_of(self: Inboxes, host: GroupHost) -> Subject:
-        return Subject.inbox(GroupName("g0"), self._desk.name_of(host.subject_id))
+        return Subject.inbox(GroupName("g0"), self._coordinator.name_of(host.subject_id))
 
     return swapped(Inboxes, "subject_of", subject_of)
 
 
 def redriven_again() -> AbstractContextManager[None]:
-    def redriven(desk: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
-        return CopiedRanges(desk.store.messages, 0, 0)
+    def redriven(coordinator: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
+        return CopiedRanges(coordinator.store.messages, 0, 0)
 
     return swapped(redrive, "redriven", redriven)
 
@@ -124,7 +123,7 @@ def inbox_opened_early() -> AbstractContextManager[None]:
     def when_open(self: Inboxes, host: GroupHost, told: Told) -> None:
         try:
             if not host.is_inbox_open:
-                self._open(host, self._desk.store.ensure_subject(self.subject_of(host)).id)
+                self._open(host, self._coordinator.store.ensure_subject(self.subject_of(host)).id)
             host.is_inbox_open = True
         except FairwayError as error:
             told(error)
@@ -138,12 +137,12 @@ def inbox_opened_early() -> AbstractContextManager[None]:
 
 
 def at_most_once_unwritten() -> AbstractContextManager[None]:
-    right = Law.pull
+    right = StateMachine.pull
 
-    def pull(self: Law, name: str, **how: object) -> PullDecision:
+    def pull(self: StateMachine, name: str, **how: object) -> PullDecision:
         return msgspec.structs.replace(right(self, name, **how), is_durable_first=False)  # type: ignore[arg-type]
 
-    return swapped(Law, "pull", pull)
+    return swapped(StateMachine, "pull", pull)
 
 
 def broadcast_has_gaps() -> AbstractContextManager[None]:
@@ -187,8 +186,8 @@ def given_back_twice() -> AbstractContextManager[None]:
         right(self, event, now_ns)
         if event.consumer_id and event.attempt > 1 and self.keys is None:
             earlier = full(*event.ranges[0], event.attempt - 1)
-            if earlier.name not in self.stock:
-                self.stock.add(earlier)
+            if earlier.name not in self.unheld_lots:
+                self.unheld_lots.add(earlier)
 
     kinds = {kind: ack if handler is right else handler for kind, handler in GroupState._HANDLERS.items()}
     return swapped(GroupState, "_HANDLERS", kinds)
@@ -225,20 +224,20 @@ def answered_unwritten() -> AbstractContextManager[None]:
 
 
 def held_for_ever() -> AbstractContextManager[None]:
-    def doubt(self: Law, *, now_ms: int) -> GroupDecision:
+    def doubt(self: StateMachine, *, now_ms: int) -> GroupDecision:
         return GroupDecision(GroupOutcome.DONE)
 
-    return swapped(Law, "doubt", doubt)
+    return swapped(StateMachine, "doubt", doubt)
 
 
-def pictured_without_stock() -> AbstractContextManager[None]:
+def pictured_without_unheld_lots() -> AbstractContextManager[None]:
     right = snapshot.write
 
     def write(state: GroupState) -> bytes:
-        stock, state.stock = state.stock, UnheldLots()
+        unheld_lots, state.unheld_lots = state.unheld_lots, UnheldLots()
         try:
             return right(state)
         finally:
-            state.stock = stock
+            state.unheld_lots = unheld_lots
 
     return swapped(snapshot, "write", write)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from fairway.groups import ordering, snapshot
+from fairway.groups import pull, snapshot
 from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
-from fairway.groups.lot import Lot, Range
-from fairway.groups.member import Roster
-from fairway.groups.ordering import OrderedSelection, Room
+from fairway.groups.lots import Lot, Range
+from fairway.groups.members import Roster
+from fairway.groups.pull import OrderedSelection, Room
 from fairway.groups.state import GroupState
 from tests.simulation.planted import swapped
 
@@ -45,14 +45,14 @@ def retry_frees_its_key() -> AbstractContextManager[None]:
 
 
 def key_sees_no_one_before_it() -> AbstractContextManager[None]:
-    right = ordering.choose
+    right = pull.choose
 
     def choose(
         keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, *rest: object
     ) -> OrderedSelection:
         return right(Keys(), first, fresh, room, config, (), 0)
 
-    return swapped(ordering, "choose", choose)
+    return swapped(pull, "choose", choose)
 
 
 @contextmanager

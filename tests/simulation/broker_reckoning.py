@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairway import batch
-from fairway.broker.copies import stream_of
-from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_REASON
+from fairway.broker.dead_letters import HISTORY_ATTEMPTS, HISTORY_REASON
+from fairway.broker.message_copies import stream_of
 from fairway.errors import Code, Refused
 from fairway.names import GroupName, Subject
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from tests.simulation.broker_clients import REASON, Link
 from tests.simulation.broker_truth import Owner, Promise, Truth
 

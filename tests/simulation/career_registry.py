@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairway.career.election import ElectionListener
-from fairway.career.law import Confirmation
+from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation
 
 SESSION_S = 10.0
 DELAY_S = 0.3  # at most, each way

@@ -7,20 +7,19 @@ from dataclasses import astuple
 from typing import TypeAlias, TypedDict
 
 from fairway.names import Subject
+from fairway.runtime.disk import TEMPORARY
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import ScheduleCall, SimDisk
 from fairway.storage import action_log, checkpoint, index_file, message_log
 from fairway.storage.action_log import unpack
 from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.dedupe import DedupeEntry
 from fairway.storage.directory import IDENTITY
-from fairway.storage.message_log import StoredBatch
-from fairway.storage.opening import RecoveredStore, open_directory
+from fairway.storage.message_log import StoredBatch, Views
+from fairway.storage.open_store import RecoveredStore, open_directory
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict, Finding
 from fairway.storage.store import Store
-from fairway.storage.views import Views
-from fairway.world.disk import TEMPORARY
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import ScheduleCall, SimDisk
 from tests.simulation.clients import REPEATED_FROM
 from tests.simulation.truth import Invariant, Truth
 

@@ -14,10 +14,10 @@ from typing import TypeAlias
 from fairway import batch, limits
 from fairway.errors import Code, Refused, StorageFault
 from fairway.names import Subject
+from fairway.runtime.rng import SeededRng
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
-from fairway.world.rng import SeededRng
 from tests.simulation.truth import Invariant, Sent, Truth, place
 
 NOW_MS = 1_700_000_000_000

@@ -12,9 +12,9 @@ from dataclasses import replace
 from fairway.broker.server import Broker
 from fairway.groups import GroupConfig, Mode
 from fairway.limits import KIB
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation
 from tests.simulation import broker_exam
 from tests.simulation.broker_clients import Consumer, Producer, group_config
 from tests.simulation.broker_truth import Owner, Promise
@@ -27,8 +27,8 @@ from tests.simulation.copies_history import (
     LEADER,
     MEMBER,
     SESSION_MS,
+    SIMULATED_FAULTS,
     TICK_MS,
-    WEATHER,
     CopiesHistory,
     Outcome,
 )
@@ -57,7 +57,9 @@ class ClusterHistory(CopiesHistory):
             leader=replace(LEADER, lag_ms=lag_ms),
             follower=replace(FOLLOWER, catch_up_bytes=catch_up_bytes),
         )
-        cluster = Cluster(world, copies, membership=membership, store=_store(rng), tick_ms=TICK_MS, weather=WEATHER)
+        cluster = Cluster(
+            world, copies, membership=membership, store=_store(rng), tick_ms=TICK_MS, simulated_faults=SIMULATED_FAULTS
+        )
         super().__init__(world, cluster, ClusterTruth(cluster), is_choppy=drawn.below(4) == 0)
         self.scene = replace(cluster.scene, patience_s=SESSION_MS / 1_000, search_ms=80)
         self.config = group_config(world.rng.child("config"))

@@ -13,15 +13,15 @@ from fairway.broker.produce import ProduceProcessor
 from fairway.protocol.messages import Produce
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.port import AnswerLost, Exists, Missing, SessionOver, VersionMismatch
-from fairway.replication import law
+from fairway.replication import leadership
 from fairway.replication.follower import Follower
+from fairway.replication.group_node import GroupNode
 from fairway.replication.leader import Leader
-from fairway.replication.node import GroupNode
 from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
-from fairway.storage.copies import ReplicatedStore
 from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.log import Log
+from fairway.storage.replicated_store import ReplicatedStore
 from tests.simulation import cluster_steps as steps
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped
@@ -39,21 +39,21 @@ class Bug:
 
 
 def elect_a_lagging_replica() -> AbstractContextManager[None]:
-    right = law.decide
+    right = leadership.decide
 
     def decide(
         group: str,
         record: GroupRecord | None,
         living: Mapping[str, RegisteredCopy],
-        me: law.Me,
+        me: leadership.Me,
         *,
         is_patient: bool = True,
-    ) -> law.LeadershipDecision:
+    ) -> leadership.LeadershipDecision:
         if record is not None and me.directory not in record.in_sync:
             record = msgspec.structs.replace(record, in_sync=[*record.in_sync, me.directory])
         return right(group, record, living, me, is_patient=is_patient)
 
-    return swapped(law, "decide", decide)
+    return swapped(leadership, "decide", decide)
 
 
 def answer_before_the_replica() -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ import asyncio
 
 from fairway import batch
 from fairway.errors import Code, Refused, Unreachable
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
 from tests.simulation.broker_clients import Mood, Scene
 from tests.simulation.broker_truth import Promise

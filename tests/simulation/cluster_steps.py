@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from fairway.errors import FairwayError
-from fairway.protocol.admin import Seek, Sought
+from fairway.protocol.admin_messages import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Node
-from fairway.registry.simulated import SimulatedFaults
-from fairway.world.simulation import Simulation
+from fairway.registry.simulated_registry import SimulatedFaults
+from fairway.runtime.simulated.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_world import GROUP, LEADER, MEMBER, Cluster
 from tests.support.client import Client, Stream
@@ -238,7 +238,7 @@ async def unheard(cluster: Cluster) -> set[bytes]:
         return await put(path, value, version)
 
     registry.put = put_unheard  # type: ignore[method-assign]
-    cluster.ensemble.weather = SimulatedFaults()
+    cluster.ensemble.simulated_faults = SimulatedFaults()
     cluster.world.net.partition("b1", "b2")
     await sender.send(pace_s=0.02)
     cluster.kill("b1")

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from fairway.broker.member import BrokerCopy
+from fairway.broker.broker_copy import BrokerCopy
 from fairway.errors import FairwayError
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Registry, RegistryError
-from fairway.replication.node import GroupNode
-from fairway.replication.promotion import NotPromoted, change_master
+from fairway.replication.group_node import GroupNode, NotPromoted, change_master
 from tests.simulation.broker_truth import MS_NS
 from tests.simulation.cluster_world import GROUP, Copy
 
@@ -186,7 +185,7 @@ class Trouble:
             self._fall(name, is_cut=True, is_late=is_first_late if name == copy.name else None)
 
     async def _wipe(self, copy: Copy) -> None:
-        self._bury(copy.name)
+        self._mark_dead(copy.name)
         self._cluster.wipe(copy.name)
         self._rise_later(copy.name)
 
@@ -301,11 +300,11 @@ class Trouble:
         return any(each.directory in in_sync for each in others if each.server is not None)
 
     def _fall(self, name: str, *, is_cut: bool, is_late: bool | None = None) -> None:
-        self._bury(name)
+        self._mark_dead(name)
         (self._cluster.cut_power if is_cut else self._cluster.kill)(name)
         self._rise_later(name, is_late=is_late)
 
-    def _bury(self, name: str) -> None:
+    def _mark_dead(self, name: str) -> None:
         rising = self._rising.pop(name, None)
         if rising is not None:
             rising.cancel()
@@ -346,7 +345,7 @@ class Trouble:
     async def _stop(self, copy: Copy) -> None:
         """The power may go while it stops."""
         name = copy.name
-        self._bury(name)
+        self._mark_dead(name)
         if copy.member is None:
             self._rise_later(name)
             return

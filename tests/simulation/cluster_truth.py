@@ -38,13 +38,13 @@ class ClusterTruth(Truth):
         serving = []
         for copy in cluster.copies.values():
             member = copy.member
-            leader = None if member is None else member.standing.leader
+            leader = None if member is None else member.copy_status.leader
             if member is None or leader is None or leader.is_over:
                 continue
             led = self._led.setdefault(leader.epoch, leader.me)
             if led != leader.me:
                 self.blame(Promise.RULED, f"{led} and {leader.me} lead under epoch {leader.epoch}")
-            if member.standing.is_open:
+            if member.copy_status.is_open:
                 serving.append(copy.name)
                 if now_ns <= (until_ns := self._void_until_ns.get(copy.name, 0)):
                     self.note_crash(until_ns)  # deposed, it goes on, and of what it hands out no other knows

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fairway.broker.member import BrokerCopy, CopyOptions, CopyRuntime
+from fairway.broker.broker_copy import BrokerCopy, CopyOptions, CopyRuntime
 from fairway.broker.server import BrokerOptions
 from fairway.limits import KIB
-from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble, SimulatedFaults
+from fairway.registry.simulated_client import SimRegistry
+from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
+from fairway.runtime.clock import SimClock
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
+from fairway.runtime.thread_pools import SimRunner
 from fairway.storage.store import StoreOptions
-from fairway.world.clock import SimClock
-from fairway.world.job_runner import SimRunner
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT, Scene
 
 GROUP = "g1"
@@ -29,7 +29,7 @@ FOLLOWER = FollowerOptions(credits=4, wait_ms=200)
 MEMBER = CopyOptions(
     GROUP, session_ms=SESSION_MS, look_ms=300, beat_ms=500, backoff_ms=20, leader=LEADER, follower=FOLLOWER
 )
-WEATHER = SimulatedFaults(late_us=1_500_000)
+SIMULATED_FAULTS = SimulatedFaults(late_us=1_500_000)
 STORE = StoreOptions(
     segment_bytes=32 * KIB, action_segment_bytes=32 * KIB, low_water_bytes=16 * KIB, checkpoint_every_bytes=24 * KIB
 )
@@ -49,7 +49,7 @@ class Copy:
 
     @property
     def is_master(self) -> bool:
-        return self.member is not None and self.member.standing.is_master
+        return self.member is not None and self.member.copy_status.is_master
 
 
 class Cluster:
@@ -64,10 +64,10 @@ class Cluster:
         store: StoreOptions = STORE,
         housekeeping_ms: int = 60_000,
         tick_ms: int = 200,
-        weather: SimulatedFaults = WEATHER,
+        simulated_faults: SimulatedFaults = SIMULATED_FAULTS,
     ) -> None:
         self.world = world
-        self.ensemble = SimEnsemble(world, tick_ms=tick_ms, weather=weather)
+        self.ensemble = SimEnsemble(world, tick_ms=tick_ms, simulated_faults=simulated_faults)
         self.membership = membership
         self.store = store
         self.housekeeping_ms = housekeeping_ms
@@ -139,14 +139,14 @@ class Cluster:
             return
         for task in member._tasks.values():
             task.cancel()
-        if member.standing.leader is not None:
-            member.standing.leader.close()
+        if member.copy_status.leader is not None:
+            member.copy_status.leader.close()
         self._hush(member)
 
     def _hush(self, member: BrokerCopy) -> None:
         """Its server, which does not know that its process is dead."""
         if member.broker is not None:
-            member.broker.desk.close()
+            member.broker.coordinator.close()
 
     def wipe(self, name: str) -> None:
         """A host that comes back with an empty disk."""
@@ -175,7 +175,7 @@ class Cluster:
             if member is None:
                 told.append(f"{copy.name} is dead")
             else:
-                told.append(f"{copy.name} is {member.role} ({member.standing.why}; {self._ends(member)})")
+                told.append(f"{copy.name} is {member.role} ({member.copy_status.why}; {self._ends(member)})")
         return "; ".join(told)
 
     def _ends(self, member: BrokerCopy) -> object:

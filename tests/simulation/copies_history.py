@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Protocol
 
 from fairway.errors import FairwayError
 from fairway.limits import KIB
-from fairway.registry.simulated import SimulatedFaults
+from fairway.registry.simulated_registry import SimulatedFaults
+from fairway.replication.copy_options import CopyOptions
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
-from fairway.replication.membership import CopyOptions
-from fairway.world.loop import SimulationFailed
-from fairway.world.sim_disk import SimulatedPowerCut
-from fairway.world.sim_wire import Conditions
-from fairway.world.simulation import Simulation
+from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.runtime.simulated.loop import SimulationFailed
+from fairway.runtime.simulated.simulation import Simulation
+from fairway.runtime.simulated.wire import Conditions
 from tests.simulation.broker_clients import Mood
 from tests.simulation.broker_truth import Breach, Promise
 from tests.simulation.cluster_trouble import Incident, Trouble
@@ -38,7 +38,7 @@ CALM_S_MAX = 30.0
 
 SESSION_MS = 600
 TICK_MS = 100  # of the registry
-WEATHER = SimulatedFaults(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
+SIMULATED_FAULTS = SimulatedFaults(notice_us=80_000, watch_late_us=30_000, stale_us=50_000, late_us=SESSION_MS * 1_000)
 NET = Conditions(is_choppy=False, told_bytes=32 * KIB)  # in one history of four it is choppy
 MEMBER = CopyOptions(GROUP, session_ms=SESSION_MS, look_ms=200, beat_ms=400, backoff_ms=15, hand_over_ms=800)
 LEADER = LeaderOptions(gone_ms=120, check_ms=25, news_ms=15)
@@ -122,7 +122,7 @@ class CopiesHistory(ABC):
 
     async def _suffer(self, incidents: Sequence[Incident]) -> None:
         self.start_task(self._watch())
-        self.start_task(self._bad_weather())
+        self.start_task(self._bad_simulated_faults())
         self.start_task(self.trouble.promote_now_and_then())
         for _ in range(3 + self.rng.below(4)):
             await self._recover()
@@ -148,7 +148,7 @@ class CopiesHistory(ABC):
             await asyncio.sleep(0.02)
         await asyncio.sleep(self.rng.below(self.rests_ms[self.rng.below(3)]) / 1_000)
 
-    async def _bad_weather(self) -> None:
+    async def _bad_simulated_faults(self) -> None:
         rng = self.world.rng.child("weather")
         while True:
             await asyncio.sleep(rng.below(400) / 1_000)
@@ -172,7 +172,7 @@ class CopiesHistory(ABC):
         self.mood.is_calm = True
         self.mood.wait_ms = 5_000
         ensemble = self.cluster.ensemble
-        ensemble.weather = replace(WEATHER, late_us=0)
+        ensemble.simulated_faults = replace(SIMULATED_FAULTS, late_us=0)
         ensemble.start()
         self.world.net.set_conditions(self.net)
         for copy in self.cluster.copies.values():
@@ -193,7 +193,7 @@ class CopiesHistory(ABC):
 
     def _is_whole(self) -> bool:
         masters = self.cluster.masters
-        leader = masters[0].member.standing.leader if len(masters) == 1 and masters[0].member else None
+        leader = masters[0].member.copy_status.leader if len(masters) == 1 and masters[0].member else None
         return leader is not None and len(leader.in_sync) == len(self.cluster.copies)
 
     async def _end_tasks(self) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairway.names import Subject
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import checkpoint, index_file, message_log, record, segment
 from fairway.storage.message_log import StoredBatch
 from fairway.storage.store import Store
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.simulation import checks
 from tests.simulation.truth import Invariant, Sent, Truth
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay import housekeeping
-from fairway.delay.rows import RowState
+from fairway.delay import maintenance
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Refused
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.world.simulation import Simulation
+from fairway.runtime.simulated.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.broker_truth import Promise
 from tests.simulation.cluster_trouble import DRAWN, Incident
@@ -151,7 +151,7 @@ def run(seed: int) -> Outcome:
     """One seed, one history; the same seed gives the same trace hash."""
     world = Simulation(seed, steps_max=STEPS_MAX)
     history = DelayHistory(world)
-    with swapped(housekeeping, "EVERY_MS", _EVERY_MS):
+    with swapped(maintenance, "EVERY_MS", _EVERY_MS):
         history.live()
     truth = history.truth
     return Outcome(

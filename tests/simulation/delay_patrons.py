@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.buckets import DAY_MS, HOUR_MS
+from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.errors import FairwayError, Refused
 from fairway.protocol import ControlMessage
-from fairway.protocol.delaying import Cancel, Decided, Fate, Reschedule
+from fairway.protocol.delay_messages import Cancel, Decided, Fate, Reschedule
 from fairway.protocol.messages import Produce, Produced
 from tests.simulation.broker_clients import PORT
 from tests.simulation.broker_truth import Promise

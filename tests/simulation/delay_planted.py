@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from fairway.delay import bucket_file, manifest
-from fairway.delay.dispatching import Intent
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
-from fairway.delay.following import DelayReplica
-from fairway.delay.recovering import Recovery
-from fairway.delay.snapshot import OpenSnapshot
-from fairway.world.disk import Disk
+from fairway.delay.recovery import Recovery
+from fairway.delay.replica.replica_state import DelayReplica
+from fairway.delay.replica.snapshot import OpenSnapshot
+from fairway.delay.schedule import bucket_file, manifest
+from fairway.runtime.disk import Disk
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fairway.batch import MessageId
-from fairway.protocol.delaying import Fate
+from fairway.protocol.delay_messages import Fate
 from tests.simulation.broker_truth import Breach, Promise
 from tests.simulation.delay_world import DelayCluster
 
@@ -74,13 +74,13 @@ class DelayTruth:
         wall_ms = self._cluster.world.clock.wall_ms()
         for copy in self._cluster.copies.values():
             self.ahead_ms = max(self.ahead_ms, copy.clock.wall_ms() - wall_ms)
-            leader = None if copy.member is None else copy.member.standing.leader
+            leader = None if copy.member is None else copy.member.copy_status.leader
             if copy.member is None or leader is None or leader.is_over:
                 continue
             led = self._led.setdefault(leader.epoch, leader.me)
             if led != leader.me:
                 self.blame(Promise.RULED, f"{led} and {leader.me} lead under epoch {leader.epoch}")
-            if copy.member.standing.is_open:
+            if copy.member.copy_status.is_open:
                 serving.append(copy.name)
         if len(serving) > 1 and self._cluster.world.clock.monotonic_ns() > self._lease_void_until_ns:
             self.blame(Promise.RULED, f"{' and '.join(serving)} serve at the same time")

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.member import DelayCopy
 from fairway.delay.options import DelayOptions
+from fairway.delay.replica.copy import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.limits import KIB
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Govern, Governed, RouteChange
+from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
-from fairway.replication.membership import CopyOptions
+from fairway.replication.copy_options import CopyOptions
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.store import StoreOptions
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_world import Cluster
-from tests.simulation.copies_history import MEMBER, TICK_MS, WEATHER
+from tests.simulation.copies_history import MEMBER, SIMULATED_FAULTS, TICK_MS
 from tests.support.client import Client
 
 META, META_PORT = "m1", 20882
@@ -43,7 +43,7 @@ class DelayCluster(Cluster):
     def __init__(
         self, world: Simulation, copies: int = 2, *, membership: CopyOptions = MEMBER, options: DelayOptions = OPTIONS
     ) -> None:
-        super().__init__(world, copies, membership=membership, tick_ms=TICK_MS, weather=WEATHER)
+        super().__init__(world, copies, membership=membership, tick_ms=TICK_MS, simulated_faults=SIMULATED_FAULTS)
         self.options = options
         self.brokers: dict[str, Broker] = {}
         self.meta: MetaServer | None = None
@@ -78,7 +78,7 @@ class DelayCluster(Cluster):
 
     def _hush(self, member: Any) -> None:
         if member.server is not None:
-            for each in (member.server._wayfinder, member.server._snapshots):
+            for each in (member.server._target_finder, member.server._snapshots):
                 if each is not None:
                     each.close()
             member.server.delay.fall_silent()

@@ -10,17 +10,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from fairway.broker.member import BrokerCopy
+from fairway.broker.broker_copy import BrokerCopy
 from fairway.broker.server import BrokerOptions
 from fairway.errors import Refused
-from fairway.protocol.delaying import DelayTally, Tallied, TransitReport, Which
-from fairway.protocol.routing import RouteChange
+from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, Which
+from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
-from fairway.registry.sim_client import SimRegistry
-from fairway.replication.membership import CopyOptions, CopyRuntime
-from fairway.world.job_runner import SimRunner
-from fairway.world.sim_files import Volume
+from fairway.registry.simulated_client import SimRegistry
+from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.runtime.simulated.files import Volume
+from fairway.runtime.thread_pools import SimRunner
 from tests.unit.delay.cluster import SESSION_MS, Cluster
 from tests.unit.delay.scene import PORT, STORE, SUBJECT
 
@@ -57,7 +57,7 @@ class DrainWorld(Cluster):
         membership = replace(CopyOptions(name, session_ms=SESSION_MS), look_ms=300, beat_ms=500)
         self.brokers[name] = member = await BrokerCopy.start(world, options, membership)
         for _ in range(LOOKS_MAX):
-            if member.standing.is_master:
+            if member.copy_status.is_master:
                 machine.broker = member.broker
                 return
             await asyncio.sleep(0.05)
@@ -71,8 +71,8 @@ class DrainWorld(Cluster):
         member = self.brokers.pop(name)
         for task in member._tasks.values():
             task.cancel()
-        if member.standing.leader is not None:
-            member.standing.leader.close()
+        if member.copy_status.leader is not None:
+            member.copy_status.leader.close()
         self.ensemble.crash(self.broker_registries[name].name)
         self.kill_broker(name, is_power_cut=is_power_cut)
 

@@ -18,12 +18,12 @@ from typing import Any
 from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.loop import SimulationFailed
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.loop import SimulationFailed
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
 from tests.simulation import checks, damage
 from tests.simulation.clients import Actor, Producer, read_about
 from tests.simulation.truth import Invariant, Truth, Violation
@@ -130,7 +130,7 @@ class History:
             if store is None or self.truth.is_refuted:
                 return
             await store.close()
-            self._bury(self.disk.crash, clean=True)
+            self._mark_dead(self.disk.crash, clean=True)
 
     # --- a life ------------------------------------------------------------------------------------------------------
 
@@ -239,13 +239,13 @@ class History:
     async def _meet(self, end: End, store: Store) -> None:
         match end:
             case End.POWER_CUT:
-                self._bury(self.disk.crash)
+                self._mark_dead(self.disk.crash)
             case End.KILL:
-                self._bury(self.disk.crash_process)
+                self._mark_dead(self.disk.crash_process)
             case End.CUT_IN_OPERATION:
                 self.disk.crash_after(1 + self._rng.below(20))
                 await self._wait(20)
-                self._bury(self._any_crash())
+                self._mark_dead(self._any_crash())
             case End.FAILED_SYNC:
                 await self._fail_sync(store)
             case End.CLOSE:
@@ -261,7 +261,7 @@ class History:
             if store.fault is not None or await self._wait(2):
                 break
         await self._wait(self._rng.below(4))
-        self._bury(self.disk.crash if self._rng.below(4) == 0 else self.disk.crash_process)
+        self._mark_dead(self.disk.crash if self._rng.below(4) == 0 else self.disk.crash_process)
 
     async def _close(self, store: Store) -> None:
         """The power may go while the store is being closed."""
@@ -273,9 +273,9 @@ class History:
         else:
             await asyncio.wait([closing])
         if closing.done() and self._closed_cleanly:
-            self._bury(self._any_crash(), clean=True)
+            self._mark_dead(self._any_crash(), clean=True)
         else:
-            self._bury(self._any_crash())
+            self._mark_dead(self._any_crash())
 
     async def _closing(self, store: Store) -> None:
         try:
@@ -284,7 +284,7 @@ class History:
         except (Refused, StorageFault) as reason:
             self._world.loop.note(f"not closed: {type(reason).__name__}")
 
-    def _bury(self, crash: Callable[[], SimDisk], *, clean: bool = False) -> None:
+    def _mark_dead(self, crash: Callable[[], SimDisk], *, clean: bool = False) -> None:
         """The process is gone; what it left is the next one's disk."""
         self._alive = False
         self._closed_cleanly = clean
@@ -300,7 +300,7 @@ class History:
             return
         names = damage.subject_names(store)
         await store.close()
-        self._bury(self.disk.crash)
+        self._mark_dead(self.disk.crash)
         hit = damage.strike(self.disk, self._rng, self.truth)
         self.ends["damage"] += 1
         self._world.loop.note(str(hit))
@@ -315,7 +315,7 @@ class History:
                 await self._write_a_little(store)
                 names = {**damage.subject_names(store), **names}
             await store.close()
-            self._bury(self.disk.crash)
+            self._mark_dead(self.disk.crash)
             if time == "first":  # a torn end is reported once, and is gone then
                 damage.check_reported(self.truth, self.disk, store, hit, missing)
 
@@ -365,13 +365,13 @@ class History:
                 options=self._settings.options,
             )
         except SimulatedPowerCut:
-            self._bury(self._any_crash())
+            self._mark_dead(self._any_crash())
         except DiskFull:
-            self._bury(self.disk.crash_process)
+            self._mark_dead(self.disk.crash_process)
             self.disk.remove(HOG)
         except StorageFault as fault:
             loop.note(f"not opened: {type(fault).__name__}")
-            self._bury(self.disk.crash_process)
+            self._mark_dead(self.disk.crash_process)
         except FairwayError as problem:
             self._broke(problem)
         return None

@@ -12,17 +12,17 @@ from typing import Any
 
 from fairway.batch import checksum
 from fairway.errors import DiskFull, StorageFault
-from fairway.storage import copies, record, recovery, store
+from fairway.runtime.disk import parent
+from fairway.runtime.simulated.disk import SimDisk, SimFile
+from fairway.storage import record, recovery, replicated_store, store
 from fairway.storage.checkpoint import LogMark
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.flusher import Flusher
 from fairway.storage.log import Log
 from fairway.storage.record import Record
 from fairway.storage.recovery import Judgement
-from fairway.storage.scan import Damage
+from fairway.storage.segment import Damage
 from fairway.storage.subjects import SubjectTable
-from fairway.world.disk import parent
-from fairway.world.sim_disk import SimDisk, SimFile
 from tests.simulation.truth import Invariant
 
 _COVERED_BYTES = record.HEADER_BYTES - 4  # by the header's CRC; no body has this length, bodies are padded
@@ -94,7 +94,7 @@ def no_directory_sync() -> AbstractContextManager[None]:
 
 
 def checkpoint_covers_too_much() -> AbstractContextManager[None]:
-    right = copies.mark
+    right = replicated_store.mark
 
     def mark(log: Log, _: int) -> LogMark:
         return right(log, log.end)

@@ -9,11 +9,11 @@ import pytest
 from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Seek, Sought
+from fairway.protocol.admin_messages import Seek, Sought
 from fairway.protocol.messages import Whence
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation, simulate
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation, simulate
 from tests.simulation import broker_history
 from tests.simulation.broker_clients import BROKER, PORT
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import pytest
 
 import fairway.aio
-from fairway.career.law import Confirmation
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation, simulate
+from fairway.career.state_machine import Confirmation
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation, simulate
 from tests.simulation.career_registry import SESSION_S, Node, SimElection, SimServer
 
 CANDIDATES = 4
@@ -62,7 +62,7 @@ class Clerk(fairway.aio.Career):
         self._pieces_left = 0
 
     async def inaugurate(self) -> None:
-        self._history.begins("inaugurate", self.mandate.token)
+        self._history.begins("inaugurate", self.leadership.token)
         self._pieces_left = 1 + self._rng.below(60)
         await asyncio.sleep(self._rng.uniform())
 
@@ -73,7 +73,7 @@ class Clerk(fairway.aio.Career):
         return self._pieces_left > 0
 
     async def hand_over(self) -> None:
-        token = self.mandate.token
+        token = self.leadership.token
         await asyncio.sleep(self._rng.uniform() * 3)
         self._history.note("hand over", token)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pytest
 
 import fairway.aio
-from fairway.career.law import Confirmation
-from fairway.career.meta import LeasedRegistry, RegistryElection
-from fairway.registry.simulated import SimEnsemble
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation, simulate
+from fairway.career.meta_election import LeasedRegistry, RegistryElection
+from fairway.career.state_machine import Confirmation
+from fairway.registry.simulated_registry import SimEnsemble
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation, simulate
 from tests.simulation.test_career import Clerk, Hasty, History
 
 PATH = "/fairway/careers/clerk"

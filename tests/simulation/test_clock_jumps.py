@@ -11,7 +11,7 @@ import pytest
 from fairway.groups import GroupConfig
 from fairway.limits import KIB
 from fairway.protocol import messages as m
-from fairway.storage import log_time
+from fairway.storage import log as logs
 from fairway.storage.retention import Policy
 from tests.support.client import Stream
 from tests.unit.broker.scene import STORE, Scene, options_of
@@ -158,7 +158,7 @@ def follows_the_clock(scene: Scene) -> None:
         own = [entry.appended_ms for entry in entries if each.base <= entry.position < each.end]
         assert own == sorted(own)
         assert not own or (each.newest_ms >= own[-1] and each.set_back_ms <= own[0])
-    effective = log_time.effective_ms(log.log.segments)
+    effective = logs.effective_ms(log.log.segments)
     assert effective == sorted(effective)
 
 

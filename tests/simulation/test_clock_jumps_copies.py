@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from fairway.storage import log_time
+from fairway.runtime.clock import SimClock
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.storage import log as logs
 from fairway.storage.log import Log
 from fairway.storage.store import Store
-from fairway.world.clock import SimClock
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.copies import Pair, Side, bytes_of
 
 YEAR_MS = 365 * 24 * 3_600_000
@@ -108,7 +108,7 @@ class Machines:
         assert bytes_of(pair.copy) == bytes_of(pair.master)
         for log, other in zip(_logs(pair.master.store), _logs(pair.copy.store), strict=True):
             assert _times(log) == _times(other)
-            effective = log_time.effective_ms(log.segments)
+            effective = logs.effective_ms(log.segments)
             assert effective == sorted(effective)
         assert self.store.aging_ms() <= self.now_ms() + 1_000
         assert pair.copy.store.aging_ms() <= max(log.newest_ms for log in _logs(pair.copy.store))
@@ -118,7 +118,7 @@ class Machines:
     def _check_ages(self) -> None:
         """Nothing counts as older than the last message before it that was dated right."""
         log = self.store.messages
-        times = [each.base for each in log.log.segments], log_time.effective_ms(log.log.segments)
+        times = [each.base for each in log.log.segments], logs.effective_ms(log.log.segments)
         effective = dict(zip(*times, strict=True))
         right_ms = 0
         for entry in log.readable(1, 0):

@@ -15,11 +15,11 @@ from fairway.errors import Code, DiskFull, FairwayError, Refused, WrongDirectory
 from fairway.groups.attempts import decode
 from fairway.limits import KIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned, Seek, Sought
-from fairway.replication.promotion import NotPromoted, change_master
+from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned, Seek, Sought
+from fairway.replication.group_node import NotPromoted, change_master
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import segment
 from fairway.storage.retention import Policy
-from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import client_of, payloads, record, until, whole
 from tests.simulation.cluster_world import GROUP, MEMBER, STORE, Cluster

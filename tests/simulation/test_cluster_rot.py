@@ -9,7 +9,7 @@ import pytest
 
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Seek, Sought
+from fairway.protocol.admin_messages import Depth, Describe, Described, Seek, Sought
 from fairway.replication.leader import Leader
 from fairway.storage import segment
 from fairway.storage.store import Store
@@ -32,8 +32,8 @@ def store_of(cluster: Cluster, name: str) -> Store:
 def leader_of(cluster: Cluster, name: str) -> Leader:
     member = cluster.copies[name].member
     assert member is not None
-    assert member.standing.leader is not None
-    return member.standing.leader
+    assert member.copy_status.leader is not None
+    return member.copy_status.leader
 
 
 async def fill(cluster: Cluster, name: str = "b1") -> Client:

@@ -8,10 +8,10 @@ import pytest
 
 from fairway.errors import FairwayError
 from fairway.groups import Backoff, GroupConfig
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.consumer_options import ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import Message
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 from tests.support.lines import LoopLine
 from tests.unit.broker.scene import BROKER, GROUP, PORT, SUBJECT, Scene
 

@@ -8,9 +8,9 @@ import pytest
 
 from fairway import batch
 from fairway.errors import Code, Refused
-from fairway.protocol.delaying import Resend, Resent, TransitReport
+from fairway.protocol.delay_messages import Resend, Resent, TransitReport
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.routing import RouteChange
+from fairway.protocol.route_messages import RouteChange
 from tests.simulation.drain_world import DrainWorld
 
 SUBJECT = "orders"

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from fairway.batch.secret import new_secret
-from fairway.broker.consumer_sessions import ConsumerSessions
+from fairway.batch.identity import new_secret
+from fairway.broker.groups import ConsumerSessions
 from fairway.errors import Code, FairwayError, Refused
 from fairway.groups import membership
 from fairway.groups.events import GroupEvent, GroupEventKind
-from fairway.groups.member import Member
+from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.serving.requests import Requester
-from fairway.world.rng import SeededRng
-from fairway.world.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import whole
 from tests.simulation.cluster_world import Cluster
@@ -209,7 +209,7 @@ def any_secret_will_do() -> AbstractContextManager[None]:
 def who_speaks_first_is_bound() -> AbstractContextManager[None]:
     """As it was before sessions had secrets."""
 
-    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, law: object) -> None:
+    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, state_machine: object) -> None:
         if not self.has_other(name, session):
             self.bind(name, session)
             return
@@ -219,7 +219,7 @@ def who_speaks_first_is_bound() -> AbstractContextManager[None]:
 
 
 def nobody_is_bound() -> AbstractContextManager[None]:
-    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, law: object) -> None:
+    def check(self: ConsumerSessions, name: ConsumerName, session: Requester, state_machine: object) -> None:
         """Whoever asks may."""
 
     return swapped(ConsumerSessions, "check", check)

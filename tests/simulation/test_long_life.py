@@ -11,14 +11,14 @@ import pytest
 
 from fairway.broker.groups import Groups
 from fairway.limits import KIB
-from fairway.storage import action_log, checkpoint, segment, wiping
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.storage import action_log, checkpoint, reset_replica, segment
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.record import RecordKind
 from fairway.storage.retention import Policy
-from fairway.storage.scan import SegmentScan
+from fairway.storage.segment import SegmentScan
 from fairway.storage.store import Store
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.broker.scene import STORE, SUBJECT, Scene, options_of
 
 HOUR_S = 3_600
@@ -66,7 +66,7 @@ def _check_trace(scene: Scene) -> None:
         if each.kind is ActionKind.ACK and each.subject_id == subject_id:
             for start, count in each.ranges:
                 acked.setdefault(each.group_id, set()).update(range(start, start + count))
-    for host in scene.broker.desk.groups:
+    for host in scene.broker.coordinator.groups:
         if host.subject_id == subject_id:
             missing = set(range(first, end)) - acked.get(host.id, set())
             assert not missing, f"{host.name}: no ack of {sorted(missing)[:5]} is retained, of {first} to {end}"
@@ -91,7 +91,7 @@ class _NewCopy:
         self._master = scene.broker.store
         self._disk = SimDisk(SeededRng("copy"), scene.sim.loop.call_later)
         self.positions = list(self._master.first_bases())
-        wiping.wipe(self._disk, SeededRng("copy"), self._master.identity, *self.positions)
+        reset_replica.wipe(self._disk, SeededRng("copy"), self._master.identity, *self.positions)
         self._disk.close()
         self.open()
 
@@ -132,7 +132,7 @@ class _NewCopy:
         """Filled to the end, it arrives at the same groups, byte by byte."""
         for log in (0, 1):
             self.fill(log)
-        assert self.groups.picture() == self._scene.broker.desk.groups.picture()
+        assert self.groups.picture() == self._scene.broker.coordinator.groups.picture()
         self.store.abandon()
 
 
@@ -180,7 +180,7 @@ def _story(seed: str, hours: int) -> None:
         assert max(used[len(used) // 2 :]) <= 1.3 * max(settled), used
         assert scene.broker.store.actions.log.segments[0].base > 0, "actions were let go of"
         _NewCopy(scene).check()
-        assert _rebuilt(scene) == scene.broker.desk.groups.picture()
+        assert _rebuilt(scene) == scene.broker.coordinator.groups.picture()
         await scene.stop()
         for number in checkpoint.numbers(scene.disk):
             scene.disk.remove(checkpoint.file_name(number))

@@ -11,7 +11,7 @@ import pytest
 
 from fairway import limits
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import ClientRole, Route, Routed
+from fairway.protocol.route_messages import ClientRole, Route, Routed
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.simulation.cluster_steps import client_of, whole
@@ -84,9 +84,9 @@ def test_every_acknowledged_message_has_a_route(seed: int, monkeypatch: pytest.M
             record = await scene.record(SubjectRecord, layout.subject_path(subject))
             assert record is not None, (seed, subject, group)
             assert group in record.groups, (seed, subject, group)
-        unused = {*scene.metas["m1"].picture.subjects} - {subject for subject, _ in producer.stored}
+        unused = {*scene.metas["m1"].cluster_state.subjects} - {subject for subject, _ in producer.stored}
         await asyncio.sleep(6 * UNUSED_S)
-        left = {*scene.metas["m1"].picture.subjects}
+        left = {*scene.metas["m1"].cluster_state.subjects}
         assert not unused & left, "nobody has used them"
         assert {subject for subject, _ in producer.stored} <= left
 
@@ -124,10 +124,10 @@ def test_copies_of_a_group_answer_through_a_change_of_masters(monkeypatch: pytes
         cluster.kill("b1")
         await cluster.master()
         await asyncio.sleep(4 * UNUSED_S)
-        assert {*meta.picture.subjects} == {"used"}
+        assert {*meta.cluster_state.subjects} == {"used"}
         await (await client_of(cluster, "b2")).produce("unused", Stream(8).batch([b"by an old route"]))
         await asyncio.sleep(1.5 * limits.ROUTES_AUDITED_EVERY_MS / 1_000)
-        assert {*meta.picture.subjects} == {"used", "unused"}
+        assert {*meta.cluster_state.subjects} == {"used", "unused"}
         await meta.stop()
 
     play(scenario)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fairway.storage.opening import open_directory
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.simulation import Simulation
+from fairway.storage.open_store import open_directory
 from tests.simulation import campaign, checks, history, planted
 from tests.simulation.history import End, History
 from tests.simulation.truth import Invariant

@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 
-from fairway.broker.member import BrokerCopy
+from fairway.broker.broker_copy import BrokerCopy
 from fairway.errors import Code, Refused
 from fairway.protocol.frames import stretched
-from fairway.protocol.replicating import Follow, Followed, Replicate, Replicated
+from fairway.protocol.replication_messages import Follow, Followed, Replicate, Replicated
 from fairway.registry.layout import RegisteredCopy, hex_id, member_path, pack, place_name
 from fairway.replication.leader import Leader
-from fairway.world.simulation import Simulation
+from fairway.runtime.simulated.simulation import Simulation
 from tests.simulation.cluster_steps import client_of, record, until, whole
 from tests.simulation.cluster_world import GROUP, MEMBER, Cluster
 from tests.simulation.test_cluster import Scenario
@@ -80,8 +80,8 @@ def test_a_thousand_strangers_leave_nothing_behind_in_the_master() -> None:
                 await stranger.ask(Follow(GROUP, epoch, STRANGER + number), Followed)
         member = cluster.copies["b1"].member
         assert member is not None
-        assert member.standing.leader is not None
-        assert member.standing.leader.peers == {}
+        assert member.copy_status.leader is not None
+        assert member.copy_status.leader.peers == {}
 
     play(scenario)
 
@@ -95,7 +95,7 @@ def test_copies_that_came_and_went_leave_nothing_behind_in_the_master() -> None:
         await until(lambda: hand.session_id != 0, cluster)
         member = cluster.copies["b1"].member
         assert member is not None
-        leader = member.standing.leader
+        leader = member.copy_status.leader
         assert leader is not None
         for number in range(5):
             directory = hex_id(STRANGER + number)
@@ -127,8 +127,8 @@ def test_a_copy_that_has_lost_its_session_follows_again_and_counts_once_it_is_re
         cluster.world.net.heal("b1", "b2")
         leader = cluster.copies["b1"].member
         assert leader is not None
-        assert leader.standing.leader is not None
-        reign = leader.standing.leader
+        assert leader.copy_status.leader is not None
+        reign = leader.copy_status.leader
         await until(lambda: directory in reign.peers and reign.peers[directory].is_connected, cluster)
         await asyncio.sleep(1)
         assert directory not in record(cluster).in_sync
@@ -146,7 +146,7 @@ async def pair(cluster: Cluster) -> tuple[str, str, int, Leader]:
     await whole(cluster, "b1", "b2")
     leading = next(name for name in ("b1", "b2") if _member(cluster, name).directory == record(cluster).master)
     replica = "b2" if leading == "b1" else "b1"
-    leader = _member(cluster, leading).standing.leader
+    leader = _member(cluster, leading).copy_status.leader
     assert leader is not None
     return leading, replica, int(_member(cluster, replica).directory, 16), leader
 
@@ -249,7 +249,7 @@ def test_a_stranger_that_followed_before_the_copy_was_registered_is_sent_away() 
         await cluster.stop(leading)
         await cluster.start(leading)
         await cluster.master()
-        leader = _member(cluster, leading).standing.leader
+        leader = _member(cluster, leading).copy_status.leader
         assert leader is not None
         posing = asyncio.create_task(insist(cluster, leading, directory))
         await until(lambda: hex_id(directory) in leader.peers, cluster)
@@ -292,7 +292,7 @@ def test_copies_of_the_version_before_are_upgraded_one_by_one_and_back(
     async def start(cluster: Cluster, name: str, *, is_older: bool) -> None:
         with monkeypatch.context() as patched:
             if is_older:
-                patched.setattr("fairway.replication.member.new_secret", lambda _: b"")
+                patched.setattr("fairway.replication.copy_lifecycle.new_secret", lambda _: b"")
             await cluster.start(name)
 
     async def scenario(cluster: Cluster) -> None:
@@ -314,6 +314,6 @@ def test_copies_of_the_version_before_are_upgraded_one_by_one_and_back(
 
 def _is_followed(cluster: Cluster, *, is_older: bool) -> bool:
     """Whether one master is followed by one copy, of that version."""
-    if len(cluster.masters) != 1 or (leader := _member(cluster, cluster.masters[0].name).standing.leader) is None:
+    if len(cluster.masters) != 1 or (leader := _member(cluster, cluster.masters[0].name).copy_status.leader) is None:
         return False
     return [not each.verifier for each in leader.peers.values() if each.is_connected] == [is_older]

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from fairway.errors import Refused
-from fairway.protocol.admin import Removed, RemoveGroup, RemoveSubject
+from fairway.protocol.admin_messages import Removed, RemoveGroup, RemoveSubject
 from tests.support.client import ConnectionEnded, Stream
 from tests.unit.broker.scene import GROUP, Scene
 
@@ -72,7 +72,7 @@ async def check(scene: Scene, model: Model) -> None:
     for name in SUBJECTS:
         assert await content(scene, name) == model.stored[name]
     known = {each.id for each in scene.broker.store.messages.views.subjects}
-    assert {host.subject_id for host in scene.broker.desk.groups} <= known
+    assert {host.subject_id for host in scene.broker.coordinator.groups} <= known
 
 
 @pytest.mark.parametrize("seed", range(25))

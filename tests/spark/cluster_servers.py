@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairway.protocol.routing import Govern, Governed, GroupRoute, RouteChange
-from fairway.spark.places import BROKER, DELAY, ServerGroups
+from fairway.protocol.route_messages import Govern, Governed, GroupRoute, RouteChange
+from fairway.spark.server_groups import BROKER, DELAY, ServerGroups
 
 WAIT_S = 60
 SESSION_MS = "2000"  # after so long a copy that was killed is gone
@@ -98,12 +98,12 @@ class Servers:
             time.sleep(0.05)
 
     def route(self, group: str) -> GroupRoute | None:
-        with ServerGroups(self.url, WAIT_S) as atlas:
-            return atlas.groups(DELAY if group.startswith("d") else BROKER).get(group)
+        with ServerGroups(self.url, WAIT_S) as server_groups:
+            return server_groups.groups(DELAY if group.startswith("d") else BROKER).get(group)
 
     def create(self, subject: str, groups: Sequence[str], change: RouteChange = RouteChange.CREATE) -> None:
-        with ServerGroups(self.url, WAIT_S) as atlas:
-            atlas.ask(Govern(change, subject, list(groups)), Governed)
+        with ServerGroups(self.url, WAIT_S) as server_groups:
+            server_groups.ask(Govern(change, subject, list(groups)), Governed)
 
     def extend(self, subject: str, *groups: str) -> None:
         self.create(subject, groups, RouteChange.EXTEND)

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.spark import session
 from tests.spark.standalone import Cluster, running_cluster
 

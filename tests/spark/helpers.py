@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from fairway.spark import schema
+from fairway.spark import frames
 from fairway.spark.options import read_options, write_options
 from fairway.spark.sink import StoredBatches, TaskIdentity, _Writing
 from fairway.spark.source import BatchReader
 from fairway.spark.stream import StreamReader
 
 
-def batch_reader(url: str, subject: str, columns: StructType = schema.MESSAGES, **options: str) -> BatchReader:
+def batch_reader(url: str, subject: str, columns: StructType = frames.MESSAGES, **options: str) -> BatchReader:
     told = read_options({"url": url, "subject": subject, **options})
     return BatchReader(told, columns, is_pushed_by_scan=True)
 
@@ -28,7 +28,7 @@ class Streams:
 
     def __call__(self, subject: str, **options: str) -> StreamReader:
         told = {"url": self._url, "subject": subject, "pollMs": "50", **options}
-        made = StreamReader(read_options(told), schema.MESSAGES)
+        made = StreamReader(read_options(told), frames.MESSAGES)
         self._made.append(made)
         return made
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 
 COLUMNS = ("subject", "sequence", "id", "key", "tags", "headers", "payload", "created_at", "appended_at")
 

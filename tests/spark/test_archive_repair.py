@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import Misuse, StorageFault, Unreachable
-from fairway.spark.jobs import archive, ledger, manifest
-from fairway.spark.jobs.disks import NameTaken
-from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import ArchiveRunRecord, Overtaken
+from fairway.spark.jobs import archive, archive_log, manifest
+from fairway.spark.jobs.archive_log import ArchiveRunRecord, Overtaken
+from fairway.spark.jobs.files import Files, NameTaken
 from fairway.spark.jobs.manifest import ArchivedRange
 from tests.golden import archive as golden
 from tests.spark.jobs import send, visible
@@ -134,7 +133,7 @@ def seen(path: Path) -> list[int]:
 
 def check(spark: SparkSession, path: Path) -> None:
     """What is committed is there, and nothing else is."""
-    state = ledger.load(Files(spark, str(path)))
+    state = archive_log.load(Files(spark, str(path)))
     assert visible(path) == sorted(state.files)
     assert seen(path) == list(range(state.end("orders") or 0))
     assert not [name for name in Files(spark, str(path)).names(manifest.STAGING) if int(name[:12]) <= state.number]
@@ -232,7 +231,7 @@ def test_run_whose_number_is_taken_by_a_repair_is_told(spark: SparkSession, rows
     with pytest.raises(Overtaken, match="another run writes to"):
         append(ArchiveRunRecord(Slow(spark, str(two_commits))), rows)
     check(spark, two_commits)
-    assert ledger.load(Files(spark, str(two_commits))).end("orders") == 2 * STEP
+    assert archive_log.load(Files(spark, str(two_commits))).end("orders") == 2 * STEP
 
 
 def test_one_of_all_that_claim_a_name_gets_it(spark: SparkSession, tmp_path: Path) -> None:

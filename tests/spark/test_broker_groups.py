@@ -18,22 +18,21 @@ from pyspark.sql.datasource import EqualTo
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.protocol.admin import Depth
-from fairway.spark import reading
+from fairway.protocol.admin_messages import Depth
+from fairway.spark import reader as readers
 from fairway.spark.delayed import PENDING, DelayedReader, DelayedSplit, delayed_options
-from fairway.spark.event_options import event_options
-from fairway.spark.event_schema import EVENTS
-from fairway.spark.events import EventReader, EventStreamReader
+from fairway.spark.events.frames import EVENTS
+from fairway.spark.events.options import event_options
+from fairway.spark.events.source import EventReader, EventStreamReader
 from fairway.spark.jobs import archive, capacity, reconcile, replay, report, report_page, trace
 from fairway.spark.jobs.capacity import DelayCapacity
-from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import write_options
-from fairway.spark.pinning import chosen
-from fairway.spark.sending import NotTheSame
+from fairway.spark.reader import ReadSplit
 from fairway.spark.sink import TaskIdentity, _Writing
-from fairway.spark.splits import ReadSplit
+from fairway.spark.sink_connections import NotTheSame, chosen
 from tests.spark.cluster_servers import Servers
 from tests.spark.helpers import Streams, batch_reader, between, rows, write
 
@@ -232,7 +231,7 @@ def test_other_log_in_one_broker_group_is_refused(servers: Servers, streams: Str
     older = end | {"logs": {group: [log, 0] for group, (log, _) in end["logs"].items()}}
     assert reader.latestOffset(older, ReadAllAvailable()) is older, "an epoch that grew is no loss"
     strange = end | {"logs": end["logs"] | {"g2": ["00000000000000aa", 1]}}
-    with pytest.raises(reading.DataLoss, match=r"the log of anew at meta://.* is another one"):
+    with pytest.raises(readers.DataLoss, match=r"the log of anew at meta://.* is another one"):
         reader.latestOffset(strange, ReadAllAvailable())
     accepting = streams("anew", failOnDataLoss="false")
     again = accepting.latestOffset(strange, ReadAllAvailable())
@@ -413,7 +412,7 @@ def test_copies_that_are_killed_cost_nothing(tmp_path: Path) -> None:
         master = made.master_of("g1")
         replica = next(name for name in made.copies if name != master)
         shown_by_replicas(made.url, "killed", 40_000)
-        frames = (frame for split in of_replica(made) for frame in reading.read(split))
+        frames = (frame for split in of_replica(made) for frame in readers.read(split))
         found = next(frames).to_pylist()
         made.kill(replica)
         found += [row for frame in frames for row in frame.to_pylist()]
@@ -497,7 +496,7 @@ def test_archive_of_one_broker_goes_on_in_the_cluster(
     said = [dict(row["headers"])[replay.HEADER_GROUP] for row in rows(batch_reader(servers.url, "joined.again"))]
     assert Counter(said) == {"g1": 35, "g2": 20}, "as the cluster calls it"
     client.send("joined", b"0").result()
-    with pytest.raises(reading.DataLoss, match="of another log"):
+    with pytest.raises(readers.DataLoss, match="of another log"):
         archive.run(spark, replace(options, url=url))
     elsewhere = replace(options, path=f"{path}-2", url=url)
     archive.run(spark, elsewhere)
@@ -584,7 +583,7 @@ def test_job_goes_on_with_the_new_master_and_says_when_there_is_none(servers: Se
     hasty = ReadSplit(large.job._replace(place=large.job.place._replace(patience_s=1)), large.ranges)
     for attempt in (
         lambda: batch_reader(servers.url, "handed", patienceSeconds="1").partitions(),
-        lambda: list(reading.read(hasty)),
+        lambda: list(readers.read(hasty)),
         lambda: write(servers.url, table(0, 5), TaskIdentity("none", 0, 0), subject="handed", patienceSeconds="1"),
     ):
         with pytest.raises(Unreachable, match=r"no broker at group g1 of meta://.*has no master.*patienceSeconds"):

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.spark.jobs import archive
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.delaying import Stretch, Which
+from fairway.protocol.delay_messages import Stretch, Which
 from fairway.spark.delayed import PENDING, DelayedReader, DelayedSource, cut, delayed_options
 from tests.unit.client.broker import running
 

@@ -9,8 +9,7 @@ from pyspark.sql import SparkSession
 
 from fairway.errors import StorageFault
 from fairway.spark.jobs import columns
-from fairway.spark.jobs.disks import HadoopDisk, Listed, LocalDisk, NameTaken
-from fairway.spark.jobs.files import Files
+from fairway.spark.jobs.files import Files, HadoopDisk, Listed, LocalDisk, NameTaken
 from fairway.spark.jobs.manifest import ArchiveFile
 
 Disk = HadoopDisk | LocalDisk

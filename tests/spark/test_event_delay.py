@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark import event_delay, event_offsets, event_schema
-from fairway.spark.event_delay import LogPlace
-from fairway.spark.event_options import event_options
-from fairway.spark.events import EventReader, EventStreamReader
-from fairway.spark.reading import DataLoss
+from fairway.spark.events import delay_log, frames, offsets
+from fairway.spark.events.delay_log import LogPlace
+from fairway.spark.events.options import event_options
+from fairway.spark.events.source import EventReader, EventStreamReader
+from fairway.spark.reader import DataLoss
 from tests.unit.client.broker import running
 
 WAIT_S = 60
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def rows(url: str, **options: str) -> list[Row]:
-    made = EventReader(event_options({"url": url, "delayed": "true", **options}), event_schema.EVENTS)
+    made = EventReader(event_options({"url": url, "delayed": "true", **options}), frames.EVENTS)
     return [row for split in made.partitions() for frame in made.read(split) for row in frame.to_pylist()]
 
 
@@ -42,7 +42,7 @@ def streams() -> Iterator[list[EventStreamReader]]:
 
 def stream(made: list[EventStreamReader], url: str, **options: str) -> EventStreamReader:
     told = event_options({"url": url, "delayed": "true", "pollMs": "50", **options})
-    made.append(EventStreamReader(told, event_schema.EVENTS))
+    made.append(EventStreamReader(told, frames.EVENTS))
     return made[-1]
 
 
@@ -85,7 +85,7 @@ def test_life_of_delayed_messages(url: str, client: Client) -> None:
     assert rest["cancelled"]["due_at"] is None
     whole = rows(url, subject="past.life")
     assert {"produced", "pulled", "acked"} <= {row["event"] for row in whole}
-    plain = EventReader(event_options({"url": url, "subject": "past.life"}), event_schema.EVENTS)
+    plain = EventReader(event_options({"url": url, "subject": "past.life"}), frames.EVENTS)
     without = [row for split in plain.partitions() for frame in plain.read(split) for row in frame.to_pylist()]
     assert without == [row for row in whole if row["broker_group"] != "delay"], "only who asks for it gets it"
 
@@ -149,32 +149,32 @@ TWO = {
 
 
 def test_log_is_known_by_its_identity_whatever_its_group_is_called() -> None:
-    known = event_delay.renamed(ONE, TWO)
+    known = delay_log.renamed(ONE, TWO)
     assert known == {"d1:scheduled": LogPlace(1, 100), "d1:decided": LogPlace(2, 50)}
-    end = event_offsets.between(known, TWO, None)
+    end = offsets.between(known, TWO, None)
     assert end == TWO
     wanted = [("d1:scheduled", 100, 130), ("d2:scheduled", 0, 70)]
     for begin in (ONE, known):
-        assert [each[:3] for each in event_delay.ranges(begin, end)] == wanted
+        assert [each[:3] for each in delay_log.ranges(begin, end)] == wanted
     fewer = {":scheduled": TWO["d1:scheduled"], ":decided": TWO["d1:decided"]}
     away = {name: at for name, at in TWO.items() if "d2" in name}
-    assert event_delay.renamed(end, ONE) == {**fewer, **away}
+    assert delay_log.renamed(end, ONE) == {**fewer, **away}
 
 
 def test_available_now_ends_where_logs_ended_when_it_began_also_if_groups_are_new() -> None:
-    end = event_offsets.between(event_delay.renamed(ONE, TWO), TWO, ONE)
+    end = offsets.between(delay_log.renamed(ONE, TWO), TWO, ONE)
     assert end["d1:scheduled"] == LogPlace(1, 100), "it was there, under another name"
     assert end["d2:scheduled"] == LogPlace(3, 0), "it was not: the next run reads it"
-    assert event_delay.ranges(ONE, end) == []
+    assert delay_log.ranges(ONE, end) == []
 
 
 def test_group_that_was_away_is_not_read_once_more() -> None:
     alone = {name: at for name, at in TWO.items() if "d1" in name}
-    end = event_offsets.between(TWO, alone, None)
+    end = offsets.between(TWO, alone, None)
     assert end == TWO
-    assert event_delay.ranges(end, event_offsets.between(end, TWO, None)) == []
-    job = event_delay.DelayJob({}, {name: at.log_id for name, at in TWO.items()}, (), ("*",), 0, None, is_strict=True)
-    [wanted, *_] = event_delay.ranges({}, {"d2:scheduled": TWO["d2:scheduled"]})
+    assert delay_log.ranges(end, offsets.between(end, TWO, None)) == []
+    job = delay_log.DelayJob({}, {name: at.log_id for name, at in TWO.items()}, (), ("*",), 0, None, is_strict=True)
+    [wanted, *_] = delay_log.ranges({}, {"d2:scheduled": TWO["d2:scheduled"]})
     with pytest.raises(DataLoss, match="delay servers of group d2 are not there any more"):
-        list(event_delay.read(job, wanted))
-    assert list(event_delay.read(job._replace(is_strict=False), wanted)) == []
+        list(delay_log.read(job, wanted))
+    assert list(delay_log.read(job._replace(is_strict=False), wanted)) == []

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.client.url import parse as addresses
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.messages import (
@@ -29,12 +29,12 @@ from fairway.protocol.messages import (
     Settled,
     Settlement,
 )
-from fairway.spark import event_schema
-from fairway.spark.calling import BlockingClient, Fixed
-from fairway.spark.event_options import event_options, is_meant
-from fairway.spark.event_reading import EventSplit
-from fairway.spark.events import EventReader, EventStreamReader
-from fairway.spark.reading import DataLoss
+from fairway.spark.connection import BlockingClient, Fixed
+from fairway.spark.events import frames
+from fairway.spark.events.options import event_options, is_meant
+from fairway.spark.events.plan import EventSplit
+from fairway.spark.events.source import EventReader, EventStreamReader
+from fairway.spark.reader import DataLoss
 from tests.unit.client.broker import Running, running
 
 WAIT_S = 60
@@ -55,7 +55,7 @@ def fw(broker: Running) -> Iterator[Client]:
 
 
 def reader(url: str, **options: str) -> EventReader:
-    return EventReader(event_options({"url": url, **options}), event_schema.EVENTS)
+    return EventReader(event_options({"url": url, **options}), frames.EVENTS)
 
 
 def rows(url: str, **options: str) -> list[Row]:
@@ -99,7 +99,7 @@ def streams() -> Iterator[list[EventStreamReader]]:
 
 
 def stream(made: list[EventStreamReader], url: str, **options: str) -> EventStreamReader:
-    made.append(EventStreamReader(event_options({"url": url, "pollMs": "50", **options}), event_schema.EVENTS))
+    made.append(EventStreamReader(event_options({"url": url, "pollMs": "50", **options}), frames.EVENTS))
     return made[-1]
 
 
@@ -216,7 +216,7 @@ def test_ranges_with_holes_are_rows(fw: Client, broker: Running) -> None:
 
 def test_columns_as_asked_for(fw: Client, broker: Running) -> None:
     fw.send("columns", b"x").result(WAIT_S)
-    some = event_schema.EVENTS
+    some = frames.EVENTS
     narrow = type(some)([field for field in some.fields if field.name in {"count", "event"}])
     made = EventReader(event_options({"url": broker.url, "subject": "columns"}), narrow)
     found = [row for split in made.partitions() for frame in made.read(split) for row in frame.to_pylist()]
@@ -247,6 +247,15 @@ def test_unknown_subject_is_named(broker: Running, fw: Client) -> None:
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_conversations_stay_with_the_driver(fw: Client, broker: Running, streams: list[EventStreamReader]) -> None:
+    fw.send("flow", b"x").result(WAIT_S)
+    made = stream(streams, broker.url, subject="flow")
+    made.latestOffset(made.initialOffset(), ReadAllAvailable())
+    assert made._planner is not None
+    state = made.__getstate__()
+    assert (state["_planner"], state["_delay_planner"]) == (None, None)
 
 
 def test_stream_goes_on_and_repeats_itself(fw: Client, broker: Running, streams: list[EventStreamReader]) -> None:

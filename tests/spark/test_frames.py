@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fairway import batch
 from fairway.batch import Codec, MessageId
-from fairway.spark import ids, schema
-from fairway.spark.encoding import Encoder
+from fairway.spark import encode, frames
+from fairway.spark.encode import Encoder
 from fairway.spark.frames import Framer, RowFilter
 
 BORN_MS = 1_700_000_000_000
 STORED_MS = 1_700_000_000_500
-COLUMNS = schema.columns_of(schema.MESSAGES)
+COLUMNS = frames.columns_of(frames.MESSAGES)
 NUMBERS = st.integers(0, 2**64 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 MESSAGES = st.lists(
@@ -118,8 +118,8 @@ def test_sieve_lets_through_keys_and_tags() -> None:
     messages = [message | {"key": key, "tags": tags} for key, tags in (("a", ["eu"]), ("b", ["eu", "us"]), (None, []))]
     data = encoded(messages)
 
-    def keys(sieve: RowFilter) -> list[str | None]:
-        return [row["key"] for row in framed(Framer("orders", "default", COLUMNS, sieve), data, 0)]
+    def keys(row_filter: RowFilter) -> list[str | None]:
+        return [row["key"] for row in framed(Framer("orders", "default", COLUMNS, row_filter), data, 0)]
 
     assert keys(RowFilter(("a", "c"))) == ["a"]
     assert keys(RowFilter((None,))) == [None]
@@ -132,9 +132,9 @@ def test_sieve_lets_through_keys_and_tags() -> None:
 def test_ids_as_text_and_back(pairs: list[tuple[int, int]]) -> None:
     numpy = pytest.importorskip("numpy")
     array = numpy.array(pairs, numpy.uint64)
-    texts = ids.text_column(array[:, 0], array[:, 1])
+    texts = encode.text_column(array[:, 0], array[:, 1])
     assert texts.to_pylist() == [str(MessageId(*pair)) for pair in pairs]
-    assert [tuple(map(int, pair)) for pair in ids.parse_column(texts)] == pairs
+    assert [tuple(map(int, pair)) for pair in encode.parse_column(texts)] == pairs
 
 
 @given(MESSAGES, st.integers(0, 5))

@@ -16,18 +16,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.protocol.admin import Depth, Describe, Described
-from fairway.spark.brokers import SubjectExtent
-from fairway.spark.jobs import archive, columns, compacting, manifest
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.spark.broker_session import SubjectExtent
+from fairway.spark.jobs import archive, columns, manifest
 from fairway.spark.jobs.archive import ArchiveOptions
+from fairway.spark.jobs.archive_log import ArchiveRunRecord, Overtaken
 from fairway.spark.jobs.columns import STAGED_BY
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import ArchiveRunRecord, Overtaken
+from fairway.spark.jobs.job import Point
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState, Commit, NotAnArchive
-from fairway.spark.jobs.watching import Point
-from fairway.spark.places import BROKER_GROUP, SubjectPart
+from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 from tests.spark.conftest import Server
 from tests.spark.jobs import rows, send, visible
 
@@ -104,20 +104,20 @@ def test_small_files_become_one_and_strangers_are_left_out(
 
     def is_to_end() -> bool:
         send(client, "arch.small", 20, first=20 * len(commits))
-        return len(commits) == compacting.FAN_IN
+        return len(commits) == archive.FAN_IN
 
     client.send("arch.small", b"the first").result(30)
     done = archive.run(
         spark, ArchiveOptions(str(path), ("arch.small",), url, interval_s=0.0), commits.append, is_to_end
     )
-    assert done.compacted == compacting.FAN_IN - 1
+    assert done.compacted == archive.FAN_IN - 1
     (only,) = visible(path)
     options = ArchiveOptions(str(path), ("arch.small",), url, once=True)
     archive.run(spark, options)
     assert archived(spark, path) == live(spark, url, "arch.small")
     sequences = pq.ParquetFile(path / only).read(columns=["sequence"]).column("sequence").to_pylist()
     assert sequences == list(range(len(sequences)))
-    assert len(sequences) == 20 * compacting.FAN_IN + 1
+    assert len(sequences) == 20 * archive.FAN_IN + 1
 
     # what no commit names is not a part of the archive; what is left of a run that was killed goes away
     stranger = path / only.rpartition("/")[0] / "mine.parquet"

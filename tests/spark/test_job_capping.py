@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
-from fairway.spark.jobs.capping import Cap
-from fairway.world.clock import ManualClock
+from fairway.runtime.clock import ManualClock
+from fairway.spark.jobs.replay import Cap
 
 NS = 1_000_000_000
 

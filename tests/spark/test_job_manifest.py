@@ -9,11 +9,11 @@ import pytest
 
 from fairway.errors import Misuse, Unreachable
 from fairway.limits import MIB
-from fairway.spark.jobs import compacting, failing, manifest, program
+from fairway.runtime.clock import ManualClock
+from fairway.spark.jobs import archive, job, manifest
+from fairway.spark.jobs.job import Point, ProgressCounter
 from fairway.spark.jobs.manifest import ArchiveDamaged, ArchivedRange, ArchiveFile, ArchiveState, Commit, NotAnArchive
-from fairway.spark.jobs.watching import Point, ProgressCounter
 from fairway.spark.session import SETTINGS
-from fairway.world.clock import ManualClock
 
 
 def file(
@@ -150,21 +150,21 @@ def test_logs_have_the_names_that_broker_groups_have_now(
 
 def test_eight_small_neighbours_become_one() -> None:
     files = [file(number, number + 1) for number in range(9)]
-    assert compacting.plan(files[:7]) == []
-    assert compacting.plan(reversed(files)) == [files]
+    assert archive.plan(files[:7]) == []
+    assert archive.plan(reversed(files)) == [files]
 
 
 def test_large_files_are_left_alone_and_results_are_no_larger() -> None:
     large = [file(number, number + 1, 100 * MIB) for number in range(20)]
-    assert compacting.plan(large) == []
+    assert archive.plan(large) == []
     medium = [file(number, number + 1, 9 * MIB) for number in range(20)]
-    assert [len(group) for group in compacting.plan(medium)] == [14]
+    assert [len(group) for group in archive.plan(medium)] == [14]
 
 
 def test_day_that_is_over_is_put_together() -> None:
     old = [file(0, 5, 30 * MIB), file(5, 6), file(6, 9)]
-    assert compacting.plan(old) == []
-    assert compacting.plan([*old, file(9, 10, date="2026-01-02")]) == [old]
+    assert archive.plan(old) == []
+    assert archive.plan([*old, file(9, 10, date="2026-01-02")]) == [old]
 
 
 def test_rows_are_rewritten_a_few_times_only() -> None:
@@ -173,7 +173,7 @@ def test_rows_are_rewritten_a_few_times_only() -> None:
     rewritten = 0
     for number in range(1_000):
         files.append(file(number, number + 1, 50_000))
-        for group in compacting.plan(files):
+        for group in archive.plan(files):
             size_bytes = sum(each.size_bytes for each in group)
             rewritten += size_bytes
             merged = replace(file(group[0].first, group[-1].end, size_bytes), path=f"merged-{number}")
@@ -187,7 +187,7 @@ def test_rows_are_rewritten_a_few_times_only() -> None:
 TRACE = """An error occurred while calling o71.parquet.
 : org.apache.spark.SparkException: [PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
   File "reading.py", line 1, in read
-fairway.world.wire.WireCut: cut
+fairway.runtime.blocking_connection.WireCut: cut
 
 During handling of the above exception, another exception occurred:
 fairway.errors.Unreachable: no broker at fairway://h:1: cut. Is it running there?
@@ -197,13 +197,13 @@ fairway.errors.Unreachable: no broker at fairway://h:1: cut. Is it running there
 
 
 def test_error_of_a_task_is_one_sentence() -> None:
-    found = failing.translated(TRACE, "archiving to a")
+    found = job.translated(TRACE, "archiving to a")
     assert isinstance(found, Unreachable)
     assert str(found) == "archiving to a: no broker at fairway://h:1: cut. Is it running there?"
-    lost = failing.translated("x\nfairway.spark.reading.DataLoss: messages 0 to 4 are gone\n", "reading")
+    lost = job.translated("x\nfairway.spark.reading.DataLoss: messages 0 to 4 are gone\n", "reading")
     assert str(lost) == "reading: messages 0 to 4 are gone"
-    assert isinstance(failing.translated("pyspark.X: fairway.errors.Misuse: no subject 'a'", "reading"), Misuse)
-    assert str(failing.translated("\n[SOME_CLASS] of Spark's own\nmore", "reading")) == (
+    assert isinstance(job.translated("pyspark.X: fairway.errors.Misuse: no subject 'a'", "reading"), Misuse)
+    assert str(job.translated("\n[SOME_CLASS] of Spark's own\nmore", "reading")) == (
         "reading: [SOME_CLASS] of Spark's own"
     )
 
@@ -221,6 +221,6 @@ def test_progress_says_rate_and_what_remains() -> None:
 
 def test_command_has_the_settings_of_every_session_and_its_own_log() -> None:
     name = "spark.driver.defaultJavaOptions"
-    made = program.settings("OFF")[name]
+    made = job.settings("OFF")[name]
     assert made.startswith(f"{SETTINGS[name]} ")
     assert made.endswith("-Dfairway.spark.log=OFF")

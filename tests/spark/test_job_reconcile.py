@@ -14,16 +14,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from fairway.batch import MessageId
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.brokers import SubjectExtent
-from fairway.spark.jobs import archive, auditing, reconcile, replay, sent, servers
-from fairway.spark.jobs.auditing import Archive
-from fairway.spark.jobs.holes import STRETCH, Whole, holes
+from fairway.spark.broker_session import SubjectExtent
+from fairway.spark.frames import MESSAGES
+from fairway.spark.jobs import archive, audit, business_rows, reconcile, replay, server_counts
+from fairway.spark.jobs.audit import STRETCH, Archive, Whole, holes
 from fairway.spark.jobs.manifest import ArchivedRange
 from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
-from fairway.spark.places import SubjectPart
-from fairway.spark.schema import MESSAGES
+from fairway.spark.server_groups import SubjectPart
 from tests.spark.jobs import visible
 from tests.unit.client.broker import running
 
@@ -112,7 +111,7 @@ def test_clean_books_balance(spark: SparkSession, url: str, client: Client, tmp_
     assert result.findings == []
     assert result.counts == _NOTHING
     assert result.is_balanced
-    assert result.rows == {sent.STORED: 20}
+    assert result.rows == {business_rows.STORED: 20}
     assert result.notes == []
     books = {each.group: each for each in result.books}
     assert set(books) == {"archive", "billing", "stock"}
@@ -219,7 +218,12 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
         "id string, subject string, sent_at timestamp",
     )
     result = reconcile.run(spark, ReconcileOptions((subject,), url, match="key", late_after_s=60), rows)
-    assert result.rows == {sent.STORED: 2, sent.SCHEDULED: 1, sent.MISSING: 1, sent.UNDER_WAY: 1}
+    assert result.rows == {
+        business_rows.STORED: 2,
+        business_rows.SCHEDULED: 1,
+        business_rows.MISSING: 1,
+        business_rows.UNDER_WAY: 1,
+    }
     assert [each.id for each in named(result, "missing")] == ["o-4"]
     assert [(each.reason, each.id) for each in named(result, "duplicate")] == [("row stored twice", ids[2])]
     assert [each.key for each in named(result, "stranger")] == ["o-9"]
@@ -232,7 +236,7 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
 
 def test_broker_without_delayed_messages_has_none_scheduled(tmp_path: Path) -> None:
     with running(tmp_path / "data") as broker:
-        found = servers.scheduled(broker.url, 30, ["orders"], 60_000)
+        found = server_counts.scheduled(broker.url, 30, ["orders"], 60_000)
     assert (found.is_there, dict(found.messages)) == (False, {})
 
 
@@ -362,14 +366,14 @@ def test_archive_alone_remembers_what_retention_took(spark: SparkSession) -> Non
         found = [("a", "default", each, f"id-{each}", None, None, None, b"", at, at) for each in sequences]
         return spark.createDataFrame(found, MESSAGES)
 
-    log, extents = auditing.with_content(rows(6, 8, 9)), {SubjectPart("a"): SubjectExtent(6, 10)}
+    log, extents = audit.with_content(rows(6, 8, 9)), {SubjectPart("a"): SubjectExtent(6, 10)}
     kept = Archive("path", rows(0, 1, 2, 4, 5, 6, 7, 8, 9), (ArchivedRange("a", "log", 0, 10, 10),), ())
-    compared = auditing.compared(spark, kept, log, extents, is_whole=True).collect()
+    compared = audit.compared(spark, kept, log, extents, is_whole=True).collect()
     assert [(row["reason"], row["id"]) for row in compared] == [("only in the archive", "id-7")]
-    gone = auditing.gone(spark, kept, rows(6, 7, 8, 9), extents)
+    gone = audit.gone(spark, kept, rows(6, 7, 8, 9), extents)
     assert gone is not None
     assert [(row["reason"], row["sequence"], row["messages"]) for row in gone.collect()] == [
         ("gone from the archive", 3, 1)
     ]
     whole = Archive("path", rows(*range(10)), (ArchivedRange("a", "log", 0, 10, 10),), ())
-    assert auditing.gone(spark, whole, rows(6, 7, 8, 9), extents) is None
+    assert audit.gone(spark, whole, rows(6, 7, 8, 9), extents) is None

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 import fairway
 from fairway.batch import MessageId
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError
-from fairway.spark.jobs import held, reconcile, sent
+from fairway.spark.jobs import business_rows, producer_buffers, reconcile
 from fairway.spark.jobs.reconcile import ReconcileOptions
 from fairway.sql import Outbox
 from tests.spark.test_job_reconcile import NEVER_LATE_S, consume, named, table
@@ -70,7 +70,12 @@ def test_what_producers_hold_is_outstanding_and_what_nobody_has_is_lost(
         (subject,), url, late_after_s=NEVER_LATE_S, sent=rows, outboxes=(database,), spools=(str(spool),)
     )
     result = reconcile.run(spark, options)
-    assert result.rows == {sent.STORED: 1, sent.SET_ASIDE: 1, sent.AT_PRODUCER: 3, sent.MISSING: 1}
+    assert result.rows == {
+        business_rows.STORED: 1,
+        business_rows.SET_ASIDE: 1,
+        business_rows.AT_PRODUCER: 3,
+        business_rows.MISSING: 1,
+    }
     assert [each.id for each in named(result, "missing")] == [lost]
     (stuck,) = named(result, "stuck")
     assert (stuck.reason, stuck.id, stuck.key) == ("set aside at the producer", refused, "o-2")
@@ -95,13 +100,13 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
     patient = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, spools=(str(spool),))
     result = reconcile.run(spark, patient)
     assert result.is_balanced
-    assert result.rows == {sent.AT_PRODUCER: 3}
+    assert result.rows == {business_rows.AT_PRODUCER: 3}
     (book,) = result.books
     assert (book.sent, book.stored, book.unsent, book.missing) == (4, 1, 3, 0)
     with fairway.connect(url, spool=fairway.SpoolOptions(str(spool), adopt_ms=10)) as draining:
         assert draining.wait_drained(WAIT_S)
     consume(client, subject, "billing", 3)
-    assert list(held._messages(patient, [])) == []
+    assert list(producer_buffers._messages(patient, [])) == []
     again = in_spool(spool, subject, 1)
     hasty = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, stuck_after_s=0, spools=(str(spool),))
     result = reconcile.run(spark, hasty)
@@ -112,7 +117,7 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
 def test_what_is_held_is_read_chunk_by_chunk(spark: SparkSession, tmp_path: Path) -> None:
     spooled = in_spool(tmp_path / "spool", "rec.chunks", 5)
     options = ReconcileOptions(("rec.*",), match="key", spools=(str(tmp_path / "spool"),))
-    found = held.load(spark, options, [], chunk_rows=2)
+    found = producer_buffers.load(spark, options, [], chunk_rows=2)
     assert found is not None
     keys = [f"s-{number}" for number in range(5)]
     assert sorted((row["id"], row["row"]) for row in found.collect()) == sorted(zip(spooled, keys, strict=True))
@@ -127,4 +132,4 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ]
     for wrong, said in cases:
         with pytest.raises(FairwayError, match=said):
-            list(held._messages(ReconcileOptions(("rec.known",), **wrong), []))  # type: ignore[arg-type]
+            list(producer_buffers._messages(ReconcileOptions(("rec.known",), **wrong), []))  # type: ignore[arg-type]

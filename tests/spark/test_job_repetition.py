@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import Misuse
 from fairway.spark.jobs import repetition
-from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.job import Point
 from fairway.spark.jobs.repetition import RepetitionOptions
-from fairway.spark.jobs.watching import Point
+from fairway.spark.jobs.selection import Picking
 from tests.spark.jobs import send
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from fairway.client.consumer import Consumer
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
+from fairway.client.sync.consumer import Consumer
 from fairway.errors import Misuse
 from fairway.protocol.delivery import Message
-from fairway.spark.jobs import archive, picking, replay
+from fairway.spark.jobs import archive, replay, selection
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.picking import Picking
 from fairway.spark.jobs.replay import ReplayOptions
+from fairway.spark.jobs.selection import Picking
 from tests.spark.jobs import rows, send
 
 
@@ -175,4 +175,4 @@ def test_bad_requests_are_sentences(spark: SparkSession, url: str, source: Path,
     with pytest.raises(Misuse, match="not the state of a replay"):
         replay.run(spark, ReplayOptions(Picking(("play.one",), str(source)), "play.x", url, state=str(tmp_path)))
     with pytest.raises(Misuse, match="no time zone"):
-        picking.moment("2026-03-01T12:00", "since")
+        selection.moment("2026-03-01T12:00", "since")

@@ -14,15 +14,13 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import Misuse
-from fairway.protocol.admin import ActorState, GroupDescription
-from fairway.spark.jobs import capacity, flow, program, report, report_page, scraping
-from fairway.spark.jobs.capacity import DelayCapacity, GroupCapacity, Seen
-from fairway.spark.jobs.flow import GroupFlow, Known, Sum
-from fairway.spark.jobs.report import ReportOptions, ReportResult
-from fairway.spark.jobs.scraping import ScrapedHistogram
-from fairway.world.process import Child
+from fairway.protocol.admin_messages import ActorState, GroupDescription
+from fairway.runtime.process import Child
+from fairway.spark.jobs import capacity, job, report, report_page
+from fairway.spark.jobs.capacity import DelayCapacity, GroupCapacity, ScrapedHistogram, Seen
+from fairway.spark.jobs.report import GroupFlow, Known, ReportOptions, ReportResult, Sum
 from tests.spark.jobs import send
 
 WAIT_S = 60.0
@@ -53,7 +51,7 @@ def sums(spark: SparkSession, rows: list[tuple[str, str | None, int | None, int,
     ]
     kinds = "event string, subject string, broker_group string, group string, first_sequence long, count long"
     schema = f"{kinds}, at timestamp, position long, detail string"
-    return flow.summed(spark.createDataFrame(full, schema), 10_000).collect()
+    return report.summed(spark.createDataFrame(full, schema), 10_000).collect()
 
 
 def test_what_a_group_owed_follows_from_its_events(spark: SparkSession) -> None:
@@ -81,7 +79,7 @@ def test_what_a_group_owed_follows_from_its_events(spark: SparkSession) -> None:
         Known("s", "new", 1, 0, 40), Known("s", "old", 30, 3, 40), Known("s", "once", 25, 0, 40),
         Known("s", "idle", 40, 0, 40),
     ]  # fmt: skip
-    found = {known.group: flows for known, flows in flow.over_time(rows, groups, 10, 4)}
+    found = {known.group: flows for known, flows in report.over_time(rows, groups, 10, 4)}
     lag = {name: [each.lag for each in flows] for name, flows in found.items()}
     assert lag["new"] == [20 - 10, 40 - 10 - 1 - 5, 40 - 38, 40 - 38 - 1]
     assert lag["old"] == [20 - 5, 40 - 5, 40 - 5, 40 - 5]  # back from the 30 that it owes now
@@ -98,14 +96,14 @@ def one(group: str | None, number: int, **more: int | str | None) -> Sum:
 
 
 def lags(known: Known, rows: list[Sum], windows: int) -> list[int | None]:
-    ((_, flows),) = flow.over_time(rows, [known], 0, windows)
+    ((_, flows),) = report.over_time(rows, [known], 0, windows)
     return [each.lag for each in flows]
 
 
 def test_broker_groups_are_added_up_window_by_window() -> None:
     first = [GroupFlow(7, 10, 9, 8, 1, 0, 2), GroupFlow(8, 0, 1, 2, 0, 0, 0)]
     second = [GroupFlow(7, 5, 0, 0, 0, 0, None), GroupFlow(8, 0, 3, 3, 0, 1, 2)]
-    assert flow.together([first, second]) == [GroupFlow(7, 15, 9, 8, 1, 0, None), GroupFlow(8, 0, 4, 5, 0, 1, 2)]
+    assert report.together([first, second]) == [GroupFlow(7, 15, 9, 8, 1, 0, None), GroupFlow(8, 0, 4, 5, 0, 1, 2)]
 
 
 def test_what_was_before_the_first_seek_is_not_known() -> None:
@@ -168,16 +166,16 @@ def test_histogram_of_a_page() -> None:
         '# TYPE x histogram\nx_bucket{le="0.005"} 3\nx_bucket{le="1"} 5\nx_bucket{le="+Inf"} 6\nx_sum 2.5\nx_count 6\n'
         "other 1\n"
     )
-    found = scraping.histogram(text, "x")
+    found = capacity.histogram(text, "x")
     assert found is not None
     assert (found.bounds[:2], found.counts, found.total, found.count) == ([0.005, 1.0], [3, 2, 1], 2.5, 6)
-    assert scraping.histogram(text, "y") is None
+    assert capacity.histogram(text, "y") is None
 
 
 def test_histograms_of_several_servers_are_one() -> None:
     inf = float("inf")
     mine, other = ScrapedHistogram([0.1, 1.0, inf], [3, 2, 1], 2.5), ScrapedHistogram([0.1, 0.5, inf], [1, 4, 0], 1.5)
-    found = scraping.together([mine, mine, other])
+    found = capacity.together([mine, mine, other])
     assert found == ScrapedHistogram([0.1, 0.5, 1.0, inf], [7, 4, 4, 2], 6.5), "bounds of another release stay apart"
 
 
@@ -277,8 +275,8 @@ def test_what_cannot_be_meant_is_said_in_one_line(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        program.main(report.command, "report", arguments)
-    assert ended.value.code == program.USAGE
+        job.main(report.command, "report", arguments)
+    assert ended.value.code == job.USAGE
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1

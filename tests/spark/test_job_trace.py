@@ -13,25 +13,25 @@ from pyspark.sql import Row, SparkSession
 
 from fairway import Message
 from fairway.batch import MessageId
-from fairway.cli.client import describe
-from fairway.cli.messages import of_page
-from fairway.cli.trace_find import FoundMessage
-from fairway.cli.trace_homes import Home, SearchScope
-from fairway.cli.trace_story import Telling
-from fairway.client.consumer import Consumer
-from fairway.client.sync import Client
+from fairway.cli.connections import describe
+from fairway.cli.consume import of_page
+from fairway.cli.trace import Home, SearchScope
+from fairway.cli.trace_search import FoundMessage
+from fairway.cli.trace_timeline import Telling
+from fairway.client.sync.client import Client
+from fairway.client.sync.consumer import Consumer
 from fairway.client.url import parse as addresses
 from fairway.errors import Misuse
 from fairway.groups import GroupConfig
 from fairway.groups.config import Mode
-from fairway.protocol.admin import Depth, GroupDescription
+from fairway.protocol.admin_messages import Depth, GroupDescription
 from fairway.protocol.messages import Join, Joined, Pull, Pulled
-from fairway.spark.calling import BlockingClient, Fixed
+from fairway.spark.connection import BlockingClient, Fixed
 from fairway.spark.jobs import archive, trace
-from fairway.spark.jobs.lives import lives
-from fairway.spark.jobs.picking import Picking
+from fairway.spark.jobs.job import Point
+from fairway.spark.jobs.message_lifecycle import lives
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.jobs.trace import TraceOptions
-from fairway.spark.jobs.watching import Point
 from tests.spark.jobs import send
 
 WAIT_S = 60

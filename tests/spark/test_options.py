@@ -7,9 +7,9 @@ from pyspark.sql.types import StructType
 
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
-from fairway.spark import schema
+from fairway.spark import frames
 from fairway.spark.options import Where, read_options, write_options
-from fairway.spark.places import SubjectPart
+from fairway.spark.server_groups import SubjectPart
 from fairway.spark.sink import BatchWriter, StreamWriter
 from fairway.spark.stream import StreamReader
 
@@ -73,7 +73,7 @@ def test_sizes_may_have_units() -> None:
 
 def test_stream_has_no_ending() -> None:
     with pytest.raises(Misuse, match="a stream has no ending"):
-        StreamReader(read_options({"subject": "a", "ending": "latest"}), schema.MESSAGES)
+        StreamReader(read_options({"subject": "a", "ending": "latest"}), frames.MESSAGES)
 
 
 @pytest.mark.parametrize(

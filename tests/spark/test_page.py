@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.errors import Misuse
-from fairway.spark.jobs import plots, scales
+from fairway.spark.jobs import plots
 from fairway.spark.jobs.markup import Markup, tag
 from fairway.spark.jobs.page import Column, Figure, FigureStatus, HtmlPage, IdColumn
-from fairway.spark.jobs.plots import HistogramBin, Plot, Series
-from fairway.spark.jobs.scales import COUNT, RATE, SECONDS, SHARE
+from fairway.spark.jobs.plots import COUNT, RATE, SECONDS, SHARE, HistogramBin, Plot, Series
 
 START = datetime(2026, 11, 16, 7, 3, tzinfo=UTC)
 TEXT = st.text(max_size=20)
@@ -130,7 +129,7 @@ def test_page_is_written_or_says_why_not(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(TEXT, st.lists(VALUES, max_size=30)), max_size=12), st.sampled_from([COUNT, RATE, SECONDS]))
-def test_any_values_can_be_drawn(series: list[tuple[str, list[float | None]]], quantity: scales.Quantity) -> None:
+def test_any_values_can_be_drawn(series: list[tuple[str, list[float | None]]], quantity: plots.Quantity) -> None:
     made = [Series(name, points(values)) for name, values in series]
     above = [Series(name, points([value and abs(value) for value in values])) for name, values in series]
     for plot in (
@@ -203,7 +202,7 @@ def test_marks_never_overlap() -> None:
         )
         assert len(below) >= 2, days
         for (left, one), (right, other) in pairwise(below):
-            assert right - left > (scales.width_px(one) + scales.width_px(other)) / 2, (days, one, other)
+            assert right - left > (plots.width_px(one) + plots.width_px(other)) / 2, (days, one, other)
 
 
 def test_bounds_of_many_buckets_are_thinned() -> None:
@@ -215,7 +214,7 @@ def test_bounds_of_many_buckets_are_thinned() -> None:
 def test_long_names_are_cut_and_told_in_full() -> None:
     name = "a.subject.with.a.name." * 9
     plot = plots.bars("c", {name: 1.0, "請求書" * 30: 2.0})
-    assert all(scales.width_px(each) <= 252 for each in texts(plot))
+    assert all(plots.width_px(each) <= 252 for each in texts(plot))
     assert f"{name}: 1" in texts(plot, "title")
 
 
@@ -231,7 +230,7 @@ def test_long_names_are_cut_and_told_in_full() -> None:
         (SECONDS, 5_400, "1.5 h"), (SECONDS, 3 * 86_400, "3 d"), (SECONDS, -2, "-2 s"),
     ],
 )  # fmt: skip
-def test_values_are_written_short(quantity: scales.Quantity, value: float, shown: str) -> None:
+def test_values_are_written_short(quantity: plots.Quantity, value: float, shown: str) -> None:
     assert quantity.shown(value) == shown
 
 
@@ -245,5 +244,5 @@ def test_marks_are_round_and_in_one_unit() -> None:
 
 def test_times_are_marked_where_people_look_for_them() -> None:
     begin = datetime(2026, 11, 15, 20, 10, tzinfo=UTC).timestamp()
-    assert [each.label for each in scales.times(begin, begin + 9 * 3_600)] == ["22:00", "16 Nov", "02:00", "04:00"]
-    assert scales.span(begin, begin + 9 * 3_600) == "15 Nov 2026 20:10 – 16 Nov 05:10 UTC"
+    assert [each.label for each in plots.times(begin, begin + 9 * 3_600)] == ["22:00", "16 Nov", "02:00", "04:00"]
+    assert plots.span(begin, begin + 9 * 3_600) == "15 Nov 2026 20:10 – 16 Nov 05:10 UTC"

@@ -13,13 +13,14 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull, I
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import fairway
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.protocol.admin import Depth, Scan, Scanned
+from fairway.protocol.admin_messages import Depth, Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.spark import offsets, reading, schema, splits
+from fairway.spark import frames, reader, stream
+from fairway.spark import reader as readers
+from fairway.spark.reader import ScanRange
 from fairway.spark.source import FairwaySource
-from fairway.spark.splits import ScanRange
 from tests.spark.conftest import Server
 from tests.spark.helpers import Streams, batch_reader, between, rows
 from tests.unit.client.broker import running
@@ -80,7 +81,7 @@ def test_headers_can_be_left_out(client: Client, url: str) -> None:
     told = {"url": url, "subject": "headed", "includeHeaders": "false"}
     source = FairwaySource(told)
     columns = source.schema()
-    assert columns.fieldNames() == [name for name in schema.MESSAGES.fieldNames() if name != "headers"]
+    assert columns.fieldNames() == [name for name in frames.MESSAGES.fieldNames() if name != "headers"]
     [row] = rows(source.reader(columns))
     assert (row["payload"], "headers" in row) == (b"0", False)
 
@@ -157,15 +158,15 @@ def test_broker_that_is_not_there() -> None:
 def test_range_that_is_no_longer_stored(client: Client, url: str) -> None:
     send(client, "short", 5)
     [split] = batch_reader(url, "short").partitions()
-    assert isinstance(split, splits.ReadSplit)
-    beyond = splits.ReadSplit(split.job, (split.ranges[0]._replace(end=9),))
-    with pytest.raises(reading.DataLoss, match="the log of short ends at 5"):
-        list(reading.read(beyond))
-    accepting = splits.ReadSplit(split.job._replace(fail_on_data_loss=False), beyond.ranges)
-    assert sum(frame.num_rows for frame in reading.read(accepting)) == 5
-    other = splits.ReadSplit(split.job._replace(log_id=split.job.log_id + 1), split.ranges)
-    with pytest.raises(reading.DataLoss, match="is another one than this read began with"):
-        list(reading.read(other))
+    assert isinstance(split, reader.ReadSplit)
+    beyond = reader.ReadSplit(split.job, (split.ranges[0]._replace(end=9),))
+    with pytest.raises(readers.DataLoss, match="the log of short ends at 5"):
+        list(readers.read(beyond))
+    accepting = reader.ReadSplit(split.job._replace(fail_on_data_loss=False), beyond.ranges)
+    assert sum(frame.num_rows for frame in readers.read(accepting)) == 5
+    other = reader.ReadSplit(split.job._replace(log_id=split.job.log_id + 1), split.ranges)
+    with pytest.raises(readers.DataLoss, match="is another one than this read began with"):
+        list(readers.read(other))
 
 
 def test_what_retention_has_taken_is_an_error_unless_accepted(tmp_path: Path) -> None:
@@ -180,9 +181,9 @@ def test_what_retention_has_taken_is_an_error_unless_accepted(tmp_path: Path) ->
             client.send("taken", bytes(100_000)).result(30)
         client.send("taken", b"the last").result(30)
         said = r"messages 0 to \d+ of taken are no longer stored: .*failOnDataLoss"
-        with pytest.raises(reading.DataLoss, match=said):
+        with pytest.raises(readers.DataLoss, match=said):
             batch_reader(broker.url, "taken", starting="0").partitions()
-        with pytest.raises(reading.DataLoss, match=said):
+        with pytest.raises(readers.DataLoss, match=said):
             streams("taken").latestOffset(at, ReadAllAvailable())
         some = rows(batch_reader(broker.url, "taken", starting="0", failOnDataLoss="false"))
         going_on = streams("taken", failOnDataLoss="false")
@@ -334,13 +335,13 @@ def test_checkpoint_of_another_log_is_refused(client: Client, streams: Streams) 
     send(client, "others", 3)
     reader = streams("others")
     start = reader.initialOffset() | {"log": "00000000000000aa"}
-    with pytest.raises(reading.DataLoss, match="Begin with a new checkpoint"):
+    with pytest.raises(readers.DataLoss, match="Begin with a new checkpoint"):
         reader.latestOffset(start, ReadAllAvailable())
     accepting = streams("others", failOnDataLoss="false")
     end = accepting.latestOffset(start, ReadAllAvailable())
     assert numbers(between(accepting, start, end)) == [0, 1, 2]
     ahead = reader.initialOffset() | {"subjects": {"others": 9}}
-    with pytest.raises(reading.DataLoss, match="ends at 3"):
+    with pytest.raises(readers.DataLoss, match="ends at 3"):
         reader.latestOffset(ahead, ReadAllAvailable())
     with pytest.raises(Misuse, match="upgrade fairway"):
         reader.latestOffset({"fairway": 3}, ReadAllAvailable())
@@ -356,21 +357,21 @@ def test_ranges_are_cut_and_packed_without_loss() -> None:
         ScanRange("c", 0, 0),
         ScanRange("d", 7, 9, 60e6),
     ]
-    tasks = splits.cut(ranges, None)
+    tasks = reader.cut(ranges, None)
     pieces = [piece for task in tasks for piece in task]
     for each in ranges:
         of = [piece for piece in pieces if piece.subject == each.subject]
         assert sum(piece.end - piece.begin for piece in of) == each.end - each.begin
         assert all(left.end == right.begin for left, right in pairwise(of))
     assert all(sum(piece.size for piece in task) < 80e6 for task in tasks)
-    assert len(splits.cut([ScanRange("a", 0, 10)], 4)) == 4
+    assert len(reader.cut([ScanRange("a", 0, 10)], 4)) == 4
 
 
 def test_shares_are_fair_and_whole() -> None:
-    assert offsets.shares({"a": 1_000, "b": 10, "c": 0}, 100) == {"a": 90, "b": 10}
-    assert offsets.shares({"a": 5, "b": 9, "c": 9}, 2) == {"b": 1, "c": 1}
-    assert sum(offsets.shares({"a": 70, "b": 70, "c": 70}, 100).values()) == 100
+    assert stream.shares({"a": 1_000, "b": 10, "c": 0}, 100) == {"a": 90, "b": 10}
+    assert stream.shares({"a": 5, "b": 9, "c": 9}, 2) == {"b": 1, "c": 1}
+    assert sum(stream.shares({"a": 70, "b": 70, "c": 70}, 100).values()) == 100
 
 
 def test_errors_of_the_family_are_ours() -> None:
-    assert issubclass(reading.DataLoss, FairwayError)
+    assert issubclass(readers.DataLoss, FairwayError)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 from fairway.spark.jobs import findings, reconcile_page
-from fairway.spark.jobs.balance import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
+from fairway.spark.jobs.reconcile_options import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 
 AT = datetime(2026, 11, 18, 4, 40, 15, tzinfo=UTC)
 COUNTS = {"missing": 1, "duplicate": 0, "late": 2, "stuck": 0, "stranger": 0, "differing": 0}

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from fairway.client.sync import Client
-from fairway.spark.jobs import reconcile, shuffle, trace
-from fairway.spark.jobs.picking import Picking
+from fairway.client.sync.client import Client
+from fairway.spark.jobs import job as jobs
+from fairway.spark.jobs import reconcile, trace
+from fairway.spark.jobs.selection import Picking
 from tests.spark.jobs import send
 
 
 def test_partitions_follow_the_messages() -> None:
-    assert [shuffle.partitions(count, 8) for count in (0, 1, 50_000, 50_001, 1_000_000, 10**9)] == [1, 1, 1, 8, 20, 200]
-    assert shuffle.partitions(100_000, 1_000) == 200
+    assert [jobs.partitions(count, 8) for count in (0, 1, 50_000, 50_001, 1_000_000, 10**9)] == [1, 1, 1, 8, 20, 200]
+    assert jobs.partitions(100_000, 1_000) == 200
 
 
 def test_setting_is_put_back_and_that_of_a_user_is_kept(spark: SparkSession) -> None:
     fresh = spark.newSession()
-    fresh.conf.set(shuffle.SETTING, "7")
-    with shuffle.sized(fresh, 10_000_000):
-        assert fresh.conf.get(shuffle.SETTING) == "7"
-    fresh.conf.unset(shuffle.SETTING)
-    with shuffle.sized(fresh, 500_000):
-        assert fresh.conf.get(shuffle.SETTING) == "10"
-    assert shuffle.SETTING not in fresh.conf.getAll
+    fresh.conf.set(jobs.SETTING, "7")
+    with jobs.sized(fresh, 10_000_000):
+        assert fresh.conf.get(jobs.SETTING) == "7"
+    fresh.conf.unset(jobs.SETTING)
+    with jobs.sized(fresh, 500_000):
+        assert fresh.conf.get(jobs.SETTING) == "10"
+    assert jobs.SETTING not in fresh.conf.getAll
 
 
 def test_stages_of_small_jobs_have_few_tasks(spark: SparkSession, client: Client, url: str) -> None:
     send(client, "shuffle.small", 200)
     client.consumer("shuffle.small", "readers").close()
     fresh = spark.newSession()
-    fresh.conf.unset(shuffle.SETTING)
+    fresh.conf.unset(jobs.SETTING)
     most = 0
     tracker = spark.sparkContext.statusTracker()
     spark.sparkContext.setJobGroup("shuffle-small", "tasks of stages")

@@ -11,11 +11,11 @@ import pytest
 
 import fairway
 from fairway.batch import MessageId
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark import sink
-from fairway.spark.sending import NotTheSame
 from fairway.spark.sink import TaskIdentity
+from fairway.spark.sink_connections import NotTheSame
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows, write
 

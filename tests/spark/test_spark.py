@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 
 WAIT_S = 120
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import Misuse
-from fairway.spark.version import check_version
+from fairway.spark.session import check_version
 from tests.spark.jobs import send
 from tests.spark.standalone import ENVIRONMENT, WAIT_S
 

@@ -19,8 +19,8 @@ from fairway.protocol import (
     Role,
 )
 from fairway.protocol import messages as m
-from fairway.world.clock import Clock
-from fairway.world.net import Net
+from fairway.runtime.clock import Clock
+from fairway.runtime.net import Net
 
 AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 

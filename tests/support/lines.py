@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 from fairway.errors import Unreachable
-from fairway.protocol.line import Line
-from fairway.protocol.session import ClientSession
-from fairway.world.clock import Clock
-from fairway.world.net import Net
-from fairway.world.rng import Rng
+from fairway.protocol.line import ClientSession, Line
+from fairway.runtime.clock import Clock
+from fairway.runtime.net import Net
+from fairway.runtime.rng import Rng
 
 
 class LoopLine(asyncio.Protocol):

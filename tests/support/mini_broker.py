@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairway import batch
-from fairway.batch.secret import consumer_verifier_of
+from fairway.batch.identity import consumer_verifier_of
 from fairway.errors import Code, Refused
 from fairway.groups import (
     GroupConfig,
@@ -28,9 +28,9 @@ from fairway.groups import (
 from fairway.groups.config import encode
 from fairway.names import ConsumerName
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.session import Answer, Ask, ClientSession, ConnectionLost
-from fairway.protocol.session import RequestOutcome as Told
+from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.line import Answer, Ask, ClientSession, ConnectionLost
+from fairway.protocol.line import RequestOutcome as Told
 
 MS_NS = 1_000_000
 WALL_MS = 1_700_000_000_000
@@ -98,7 +98,7 @@ class MiniBroker:
         self.now_ns += ms * MS_NS
         expired = self.group.expire(now_ns=self.now_ns, now_ms=self.now_ms)
         self._do(expired)
-        self._bury(expired)
+        self._mark_dead(expired)
 
     def crash(self, lost_most: int) -> None:
         """A new life; at most so many trailing decisions that nobody knows of are gone."""
@@ -218,14 +218,14 @@ class MiniBroker:
                 fence=each.fence,
             )
             self._do(decision)
-            self._bury(decision)
+            self._mark_dead(decision)
             settled += decision.settled
             stale += decision.stale
         return Answer(m.Settled(settled, stale))
 
-    def _bury(self, decision: GroupDecision) -> None:
+    def _mark_dead(self, decision: GroupDecision) -> None:
         for dying in decision.dying:
-            self._do(self.group.bury(dying, now_ms=self.now_ms))
+            self._do(self.group.mark_dead(dying, now_ms=self.now_ms))
 
     def _do(self, decision: GroupDecision) -> None:
         code = CODES.get(decision.outcome)

@@ -14,10 +14,10 @@ from pathlib import Path
 import sqlalchemy as sa
 
 import fairway
+from fairway.runtime.process import Child
+from fairway.runtime.rng import SeededRng
 from fairway.sql import Outbox, RelayOptions
-from fairway.sql.tables import outbox_table
-from fairway.world.process import Child
-from fairway.world.rng import SeededRng
+from fairway.sql.outbox_table import outbox_table
 
 READY_S = 60.0
 WAIT_S = 30.0

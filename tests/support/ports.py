@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fairway.world.ports import free_port
+from fairway.runtime.host import free_port
 
 __all__ = ["free_port"]

@@ -7,7 +7,7 @@ import asyncio
 from fairway.protocol import Connection, ControlMessage, HandshakeDone, Role
 from fairway.protocol.frames import write
 from fairway.protocol.messages import Verb
-from fairway.world.net import Net
+from fairway.runtime.net import Net
 
 PING = b"".join(write(Verb.PING, 0, 1, 0, b"\x90"))
 MIB = 1 << 20

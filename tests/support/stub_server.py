@@ -10,8 +10,8 @@ from typing import Self
 
 from fairway.errors import Code, Refused
 from fairway.protocol import Connection, ControlMessage, RequestReceived, Role
-from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
-from fairway.world.clock import RealClock
+from fairway.protocol.route_messages import ClientRole, GroupRoute, Route, Routed, SubjectRoute
+from fairway.runtime.clock import RealClock
 
 Reply = Callable[[ControlMessage | Refused], None]
 

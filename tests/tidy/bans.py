@@ -1,8 +1,8 @@
 """What product code must not reach for, and what nobody here may.
 
-Outside `world`, time, files, sockets, threads, processes and entropy come in as parameters (the design's "Layout" and
+Outside `runtime`, time, files, sockets, threads, processes and entropy come in as parameters (the design's "Layout" and
 "Simulation"). The cli and the Spark jobs may touch the user's own files, since a user names them: `open`, `pathlib`,
-`shutil`, `tempfile`, `glob`. For anything else they go through `world` like everybody.
+`shutil`, `tempfile`, `glob`. For anything else they go through `runtime` like everybody.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def touches_users_files(source: Source) -> bool:
 
 
 def machine(sources: Iterable[Source]) -> Iterator[Finding]:
-    """Outside `world`, nothing asks the machine for time, files, sockets, threads, processes or entropy."""
+    """Outside `runtime`, nothing asks the machine for time, files, sockets, threads, processes or entropy."""
     for source in sources:
-        if source.in_product and source.package != "world":
+        if source.in_product and source.package != "runtime":
             yield from _machine_imports(source)
             yield from _machine_uses(source)
 
 
 def loop_bypass(sources: Iterable[Source]) -> Iterator[Finding]:
-    """Product code, `world` included, uses no executor and no raw socket call of the loop."""
+    """Product code, `runtime` included, uses no executor and no raw socket call of the loop."""
     for source in sources:
         if not source.in_product:
             continue
@@ -92,13 +92,13 @@ def asserts(sources: Iterable[Source]) -> Iterator[Finding]:
 
 
 def prints(sources: Iterable[Source]) -> Iterator[Finding]:
-    """Only `world.terminal` writes to stdout and stderr: it escapes what a terminal would obey."""
+    """Only `runtime.terminal` writes to stdout and stderr: it escapes what a terminal would obey."""
     for source in sources:
-        if source.in_product and source.module != "fairway.world.terminal":
+        if source.in_product and source.module != "fairway.runtime.terminal":
             called = {part.func for part in ast.walk(source.tree) if isinstance(part, ast.Call)}
             for node, name in _names(source.tree):
                 if name in _OUTPUTS or (name in _PRINTERS and node in called):
-                    yield source.at(node, f"`{name}` outside `world.terminal`, which escapes what a terminal obeys")
+                    yield source.at(node, f"`{name}` outside `runtime.terminal`, which escapes what a terminal obeys")
 
 
 def _machine_imports(source: Source) -> Iterator[Finding]:
@@ -107,18 +107,18 @@ def _machine_imports(source: Source) -> Iterator[Finding]:
         if found.target in _PURE_PATHS:
             continue
         if found.top in banned or found.target in _MACHINE_NAMES:
-            yield Finding(source.path, found.line, f"`{found.target}` outside `world`: take it as a parameter")
+            yield Finding(source.path, found.line, f"`{found.target}` outside `runtime`: take it as a parameter")
 
 
 def _machine_uses(source: Source) -> Iterator[Finding]:
     for node, name in _names(source.tree):
         owner, _, last = name.rpartition(".")
         if name == "open" and not touches_users_files(source):
-            yield source.at(node, "`open` outside `world`: take a Disk")
+            yield source.at(node, "`open` outside `runtime`: take a Disk")
         elif name in _MACHINE_NAMES:
-            yield source.at(node, f"`{name}` outside `world`: take it as a parameter")
+            yield source.at(node, f"`{name}` outside `runtime`: take it as a parameter")
         elif last in _NOW and owner.rpartition(".")[2] in {"datetime", "date"}:
-            yield source.at(node, f"`{name}` outside `world`: take a Clock")
+            yield source.at(node, f"`{name}` outside `runtime`: take a Clock")
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:

@@ -18,9 +18,9 @@ ENTRY_POINTS: dict[str, str] = {
     "pyspark_fairway_delayed": "the same for what is pending",
     "pyspark_fairway_events": "the same for events",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
-    "fairway.world.simulation": "loop, clock, net and chance of a simulated run: what tests run a whole cluster on",
-    "fairway.world.sim_disk": "the simulated disk, for the same",
-    "fairway.registry.simulated": "the simulated registry, for the same",
+    "fairway.runtime.simulated.simulation": "loop, clock, net and chance: what tests run a whole cluster on",
+    "fairway.runtime.simulated.disk": "the simulated disk, for the same",
+    "fairway.registry.simulated_registry": "the simulated registry, for the same",
 }
 
 

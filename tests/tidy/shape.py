@@ -1,5 +1,5 @@
-"""Ceilings: what does not fit on a few screens is two things. Every folder of modules is a package, and every class of
-the product has a name of its own."""
+"""Ceilings: what does not fit on a few screens is two things. Every folder of modules is a package, every class of the
+product has a name of its own, and no module is named by a gerund."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from tests.tidy.source import Finding, Source
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+
+# Modules that end in -ing all the same, with the reason.
+NOUNS_IN_ING: dict[str, str] = {
+    "coalescing": "the pattern's own name",
+    "outbox_encoding": "an encoding is a thing: the bytes of a row",
+}
 
 
 def ceilings(sources: Iterable[Source]) -> Iterator[Finding]:
@@ -44,6 +50,15 @@ def unique_names(sources: Iterable[Source]) -> Iterator[Finding]:
             name = _type_name(node)
             if name and first.setdefault(name, source.path) != source.path:
                 yield source.at(node, f"`{name}` is also the name of a type in {first[name]}: give one of them its own")
+
+
+def nouns(sources: Iterable[Source]) -> Iterator[Finding]:
+    """A module of the product is named for what it holds, not for what is done there."""
+    for source in sources:
+        name = source.module.rpartition(".")[2]
+        is_module = source.area == "src" and not source.path.endswith("/__init__.py")
+        if is_module and name.endswith("ing") and name not in NOUNS_IN_ING:
+            yield Finding(source.path, 1, f"`{name}` is a gerund: name the module for what it holds")
 
 
 def _type_name(node: ast.stmt) -> str:

@@ -13,7 +13,7 @@ from tests.tidy.source import Finding, Source
 Rule = Callable[[Iterable[Source]], Iterator[Finding]]
 
 STORAGE = "src/fairway/storage/planted.py"
-WORLD = "src/fairway/world/planted.py"
+RUNTIME = "src/fairway/runtime/planted.py"
 CLI = "src/fairway/cli/planted.py"
 CLIENT = "src/fairway/client/planted.py"
 SURFACE = "src/fairway/__init__.py"
@@ -31,7 +31,7 @@ CAUGHT: tuple[tuple[Rule, str, str], ...] = (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fairway.client import producer",
     ),
     (layers.arrows, STORAGE, "import importlib\nimportlib.import_module('fairway.meta.server')"),
-    (layers.arrows, WORLD, "from fairway.batch import encode"),
+    (layers.arrows, RUNTIME, "from fairway.batch import encode"),
     (layers.arrows, CLIENT, "from fairway.broker import server"),
     (layers.arrows, CLIENT, "from fairway.replication import leader"),
     (layers.arrows, "src/fairway/spark/planted.py", "from fairway.meta import routing"),
@@ -70,8 +70,8 @@ CAUGHT: tuple[tuple[Rule, str, str], ...] = (
     (bans.loop_bypass, STORAGE, "loop.run_in_executor(None, f)"),
     (bans.loop_bypass, STORAGE, "import asyncio\nasyncio.to_thread(f)"),
     (bans.loop_bypass, STORAGE, "from asyncio import to_thread as later\nlater(f)"),
-    (bans.loop_bypass, WORLD, "get_loop().sendfile(t, f)"),
-    (bans.loop_bypass, WORLD, "self.loop.sock_recv(s, 1)"),
+    (bans.loop_bypass, RUNTIME, "get_loop().sendfile(t, f)"),
+    (bans.loop_bypass, RUNTIME, "self.loop.sock_recv(s, 1)"),
     (bans.code_from_data, STORAGE, "import pickle"),
     (bans.code_from_data, TESTS, "from marshal import loads"),
     (bans.code_from_data, TESTS, "import shelve"),
@@ -100,7 +100,11 @@ CAUGHT: tuple[tuple[Rule, str, str], ...] = (
 )
 
 PASSES: tuple[tuple[Rule, str, str], ...] = (
-    (layers.arrows, STORAGE, "from fairway import limits\nfrom fairway.batch import encode\nimport fairway.world.disk"),
+    (
+        layers.arrows,
+        STORAGE,
+        "from fairway import limits\nfrom fairway.batch import encode\nimport fairway.runtime.disk",
+    ),
     (layers.arrows, STORAGE, "from fairway.storage import segment"),
     (layers.arrows, CLI, "from fairway import __version__\nfrom fairway.broker import server"),
     (layers.arrows, "src/fairway/spark/planted.py", "from fairway.client import producer"),
@@ -110,7 +114,7 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (layers.lazy, STORAGE, "import numpy as np"),
     (layers.lazy, "src/fairway/batch/arrow.py", "import pyarrow"),
     (layers.lazy, "src/fairway/batch/planted.py", "def f():\n    from fairway.batch.arrow import record_batch"),
-    (bans.machine, WORLD, "import os, time, threading\nopen('x')"),
+    (bans.machine, RUNTIME, "import os, time, threading\nopen('x')"),
     (bans.machine, STORAGE, "import io\nio.BytesIO(b'')"),
     (bans.machine, STORAGE, "from pathlib import PurePosixPath"),
     (bans.machine, STORAGE, "disk.open('x')\nclock.now()"),
@@ -118,11 +122,11 @@ PASSES: tuple[tuple[Rule, str, str], ...] = (
     (bans.machine, CLI, "from pathlib import Path\nopen('x')"),
     (bans.machine, "src/fairway/spark/jobs/archive.py", "open('x')"),
     (bans.machine, TESTS, "import time"),
-    (bans.loop_bypass, WORLD, "class Loop:\n    def run_in_executor(self): ...\n    def sock_recv(self): ..."),
+    (bans.loop_bypass, RUNTIME, "class Loop:\n    def run_in_executor(self): ...\n    def sock_recv(self): ..."),
     (bans.code_from_data, STORAGE, "import re\nre.compile('x')"),
     (bans.asserts, TESTS, "assert 1"),
     (bans.prints, TESTS, "print('x')"),
-    (bans.prints, "src/fairway/world/terminal.py", "import sys\nsys.stdout.write('x')"),
+    (bans.prints, "src/fairway/runtime/terminal.py", "import sys\nsys.stdout.write('x')"),
     (bans.prints, CLI, "from rich.console import Console\ndef show(out: Console) -> None:\n    out.print('x')"),
     (swallowing.swallowed, STORAGE, "try:\n    f()\nexcept OSError:\n    pass"),
     (swallowing.swallowed, STORAGE, "try:\n    f()\nexcept Exception as error:\n    future.set_exception(error)"),
@@ -178,6 +182,13 @@ def test_a_type_whose_name_another_has_is_caught() -> None:
     found = [finding.sentence.partition("`")[2].partition("`")[0] for finding in shape.unique_names(sources)]
     assert found == ["Place", "_Seen", "Outcome"]
     assert not list(shape.unique_names(sources[:1]))
+
+
+def test_modules_named_by_a_gerund_are_caught() -> None:
+    paths = ["src/fairway/a/moving.py", "src/fairway/a/ring_buffer.py", "src/fairway/coalescing.py"]
+    paths += ["src/fairway/testing/__init__.py", "tests/running.py"]
+    found = [finding.path for finding in shape.nouns([Source.parse(path, "") for path in paths])]
+    assert found == ["src/fairway/a/moving.py"]
 
 
 def test_entry_point_that_is_gone_is_caught() -> None:

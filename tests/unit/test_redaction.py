@@ -6,10 +6,10 @@ import pytest
 
 from fairway.client.url import parse_any
 from fairway.errors import FairwayError, Misuse
-from fairway.lookup.opening import parse_meta
+from fairway.lookup.registries import parse_meta
 from fairway.redaction import without_password
-from fairway.registry.opening import parse_sqlite, parse_zookeeper
-from fairway.sql.opening import engine_at
+from fairway.registry.urls import parse_sqlite, parse_zookeeper
+from fairway.sql.database_urls import engine_at
 from tests.unit.cli.running import Cli
 
 SECRET = "hunter2"
@@ -97,6 +97,6 @@ def test_settings_are_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_of_a_job_are_shown_without_it() -> None:
-    from fairway.spark.jobs.balance import ReconcileOptions
+    from fairway.spark.jobs.reconcile_options import ReconcileOptions
 
     assert SECRET not in repr(ReconcileOptions(("s",), outboxes=("postgresql://me:hunter2@db/shop",)))

@@ -1,18 +1,37 @@
-"""The columnar batch: what wire, disk and Spark share, byte for byte.
+"""The batch format: messages as columns, the same bytes on the wire, on disk and in Spark.
 
-A producer encodes it once (`encode`), the broker checks it once (`check`) and then moves it unopened (`peek`,
-`key_hashes`, ...), a consumer decodes it once (`decode`), and Spark reads its columns in place (`Batch.to_arrow`).
-`layout` holds the theory.
+    layout         what each byte of a batch means; the header
+    encode         lists of messages → bytes
+    check          proves that the bytes of a batch are sound, and finds its columns
+    decode         bytes → messages
+    single_message fast paths of encoding and checking for one message
+    identity       message ids and secrets
+    hashes         tag filters and key hashes
+    checksum       CRC-32C
+    compression    the body as a zstd frame
+    arrays         numpy, if it is installed
+    arrow          a batch as an Arrow record batch
+
+A producer encodes a batch once (`encode`). The broker checks it once (`check`) and then moves it unopened (`peek`,
+`key_hashes`, ...). A consumer decodes it once (`decode`), and Spark reads its columns in place (`Batch.to_arrow`).
 """
 
 from fairway.batch.check import check, verify
 from fairway.batch.checksum import checksum, checksum_of_bytes
 from fairway.batch.decode import Batch, decode, decode_verified
 from fairway.batch.encode import as_bytes, encode, reborn, restamp
-from fairway.batch.hashing import key_hash, may_hold, tag_mask
+from fairway.batch.hashes import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import HEADER_BYTES, BatchHeader, Codec, is_delayed, peek
-from fairway.batch.section import due_times_ms, explicit_ids, key_hashes
+from fairway.batch.layout import (
+    HEADER_BYTES,
+    BatchHeader,
+    Codec,
+    due_times_ms,
+    explicit_ids,
+    is_delayed,
+    key_hashes,
+    peek,
+)
 
 __all__ = [
     "HEADER_BYTES",

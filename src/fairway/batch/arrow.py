@@ -1,9 +1,9 @@
 """A checked batch as an Arrow record batch, over the same memory.
 
-The body *is* Arrow's layout, so the arrays are made of slices of one foreign buffer that keeps the batch's bytes
-alive. Only `created_at` is computed: the format stores milliseconds since the batch, Spark wants `timestamp[us,
-UTC]`. A column that the batch does not carry is null in every row. Identity and due time are not here: Spark derives
-them beside the broker's sequence, from the header and the section.
+The body of a batch *is* Arrow's layout. So the arrays are slices of one foreign buffer that keeps the batch's bytes
+alive. Only `created_at` is computed: the format stores milliseconds since the batch, Spark wants `timestamp[us, UTC]`.
+A column that the batch does not carry is null in every row. Message ids and due times are not here: Spark derives them
+beside the broker's sequence, from the header and the section.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
 def record_batch(columns: BatchColumns) -> RecordBatch:
     """Payload, key, tags, headers and created_at of every message."""
     memory = pa.py_buffer(columns.raw)
-    if memory.address % 8:  # a batch at an odd place in a larger buffer: Arrow wants its numbers aligned
+    if memory.address % 8:  # a batch at an odd place in a larger buffer: Arrow needs aligned numbers
         memory = pa.py_buffer(bytes(columns.raw))
     arrays = [
         _strings(memory, columns.payloads, pa.binary()),

@@ -1,12 +1,12 @@
-"""The door: whatever passes here can be read by anyone, in one way only, without leading anybody out of bounds.
+"""The check of a batch: every reader can read a batch that passes, in one way only and within its bounds.
 
-A CRC proves that the bytes are the ones that were sent, not that the sender was sane. So every length and offset is
-checked before it is used, in the order in which the bytes stand: header, CRC, section, then column after column. Each
-offsets buffer begins at 0, never decreases, and its last value says how long the next buffer is. Padding is zero,
-nothing is left over. What the batch says twice (tag filter, key hashes) must agree, and all text is UTF-8, so that a
-consumer, years later and in Spark, never finds a batch that it cannot read.
+A CRC proves that the bytes are the ones that were sent, but the sender may be faulty or hostile. So every length and
+offset is checked before use, in the order of the bytes: header, CRC, section, then column after column. Each offsets
+buffer begins at 0, never decreases, and its last value is the length of the next buffer. Padding is zero, and no bytes
+are left over. Redundant parts (tag filter, key hashes) must agree with their columns, and all text is UTF-8. So no
+consumer, years later and in Spark, finds a batch that it cannot read.
 
-The loops are those of numpy, `sorted`, `map` and `str`; the body of a message is touched by none of them.
+The loops run in numpy, `sorted`, `map` and `str`; none of them touches the payloads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Final
 import msgspec
 
 from fairway import limits
-from fairway.batch import layout, lone, section
+from fairway.batch import layout, single_message
 from fairway.batch.arrays import byte_view, numpy_for, padded
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import decompress
-from fairway.batch.hashing import key_hashes_of, tag_filter_of
+from fairway.batch.hashes import key_hashes_of, tag_filter_of
 from fairway.batch.layout import BatchHeader, Codec, peek
 from fairway.errors import RemoteProtocolError
-from fairway.world.buffers import Bytes
+from fairway.runtime.buffers import Bytes
 
 # 1 MiB: text is decoded in pieces of this size, because one wide character makes Python's str four times as large as
 # its UTF-8.
@@ -38,7 +38,7 @@ _COPIED_BYTES_MAX: Final = limits.MIB
 
 
 class Strings(msgspec.Struct, frozen=True, gc=False):
-    """A checked column of strings: where its offsets begin, how many items it has, where their bytes are."""
+    """A checked column of strings: the start of its offsets, its number of items, and the place of its data."""
 
     offsets_at: int
     count: int
@@ -47,7 +47,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchColumns(msgspec.Struct, frozen=True):
-    """A checked batch, opened: where every column lies in the raw body. None: the column is absent."""
+    """The place of every column in the raw body of a checked batch. None: the column is absent."""
 
     header: BatchHeader
     view: memoryview  # the whole batch
@@ -76,7 +76,7 @@ class BatchColumns(msgspec.Struct, frozen=True):
         return [data[start:end] for start, end in pairwise(offsets)]
 
     def validity(self) -> int:
-        """Arrow's bitmap of the keys as one number: bit i says whether message i has a key."""
+        """Arrow's bitmap of the keys as one number: bit i is set if message i has a key."""
         return int.from_bytes(self.raw[self.validity_at : self.validity_at + (self.header.count + 7) // 8], "little")
 
     def present(self) -> list[bool]:
@@ -88,14 +88,14 @@ class BatchColumns(msgspec.Struct, frozen=True):
 def check(view: Bytes) -> BatchHeader:
     """The header of a batch that is sound in every byte; RemoteProtocolError otherwise."""
     header = peek(view)
-    is_sound = lone.is_sound(view, header) if header.count == 1 else _is_plainly_sound(view, header)
+    is_sound = single_message.is_sound(view, header) if header.count == 1 else _is_plainly_sound(view, header)
     return header if is_sound else open_columns(view).header
 
 
 def _is_plainly_sound(view: Bytes, header: BatchHeader) -> bool:
-    """A shorter way to yes for what most batches are: payloads alone, as bytes, not compressed.
+    """A fast path for most batches: payloads alone, as bytes, not compressed.
 
-    It takes 0.6 of the time of the long way (bench/batch). False says nothing: then the long way finds the words.
+    It takes 0.6 of the time of the general code (bench/batch). On False the general code decides, and finds the error.
     """
     if header.flags or header.codec or type(view) is not bytes or len(view) != header.size:
         return False
@@ -125,15 +125,14 @@ def _is_plainly_sound(view: Bytes, header: BatchHeader) -> bool:
 
 
 def locate(view: Bytes) -> BatchColumns:
-    """Where things are in a batch that was checked before, and whose bytes are known to be the same: no checksum is
-    computed, no text decoded."""
+    """Find the columns of a batch that was checked before and has not changed: no checksum, no text decoding."""
     data = byte_view(view)
     header = peek(data)
     return _walk(header, data, _raw(data, header))
 
 
 def open_columns(view: Bytes) -> BatchColumns:
-    """Everything that `check` checks, and where things are."""
+    """Check everything that `check` checks, and find the columns."""
     return open_verified(view, verify(view))
 
 
@@ -177,10 +176,10 @@ def _raw(data: memoryview, header: BatchHeader) -> memoryview:
 
 
 def _check_section(data: memoryview, header: BatchHeader) -> None:
-    due = section.due_times_ms(data, header)
+    due = layout.due_times_ms(data, header)
     if due is not None:
         _check_range(due, 0, "due times")
-    ids = section.explicit_ids(data, header)
+    ids = layout.explicit_ids(data, header)
     if ids is not None and any(compress(ids[1::2], map(not_, ids[::2]))):
         raise RemoteProtocolError("explicit id with a sequence but no producer")
 
@@ -197,7 +196,7 @@ def _check_range(times: memoryview, since_ms: int, what: str) -> None:
 
 
 class _Walker:
-    """Goes through the raw body buffer by buffer; no buffer is touched before it is known to lie inside."""
+    """Walks through the raw body buffer by buffer. Every buffer must lie inside before it is touched."""
 
     __slots__ = ("at", "raw")
 
@@ -206,7 +205,7 @@ class _Walker:
         self.at = 0
 
     def buffer(self, length: int, what: str) -> int:
-        """Step over a buffer and its padding; where it began."""
+        """Step over a buffer and its padding; returns its start."""
         start = self.at
         end = start + length
         self.at = padded(end)
@@ -217,7 +216,7 @@ class _Walker:
         return start
 
     def offsets(self, count: int, item_max: int, what: str) -> tuple[int, int]:
-        """Step over an offsets buffer; where it began, and its last value."""
+        """Step over an offsets buffer; returns its start and its last value."""
         start = self.buffer(4 * (count + 1), what)
         return start, _last_offset(self.raw[start : start + 4 * (count + 1)], item_max, what)
 
@@ -229,7 +228,7 @@ class _Walker:
 
 
 def _walk(header: BatchHeader, view: memoryview, raw: memoryview) -> BatchColumns:
-    """Where every column lies; the order here is the order in the format."""
+    """Find every column. The order here is the order in the format."""
     count, flags = header.count, header.flags
     walker = _Walker(raw)
     validity_at = tag_lists_at = header_lists_at = 0
@@ -256,7 +255,7 @@ def _walk(header: BatchHeader, view: memoryview, raw: memoryview) -> BatchColumn
 
 
 def _last_offset(buffer: memoryview, item_max: int, what: str) -> int:
-    """The last of the offsets, which begin at 0, never decrease, and in no step grow by more than `item_max`."""
+    """The last offset. Offsets must begin at 0, never decrease, and never grow by more than `item_max` in one step."""
     numpy = numpy_for(len(buffer) // 4)
     if numpy is None:
         rising, last, longest = _survey_list(buffer.cast("i").tolist(), item_max)
@@ -276,14 +275,14 @@ def _survey_list(offsets: list[int], item_max: int) -> tuple[bool, int, int]:
 
 
 def _survey_array(offsets: Any, item_max: int) -> tuple[bool, int, int]:
-    """The same, of an ndarray."""
+    """The same for an ndarray."""
     # Compared, not subtracted: a difference of two int32 can wrap around and look harmless.
     rising, last = offsets[0] == 0 and bool((offsets[1:] >= offsets[:-1]).all()), int(offsets[-1])
     return rising, last, int((offsets[1:] - offsets[:-1]).max()) if rising and last > item_max else 0
 
 
 def _check_text(columns: BatchColumns, strings: Strings, what: str) -> None:
-    """The column is UTF-8, and no item begins inside a character."""
+    """Check that the column is UTF-8, and no item begins inside a character."""
     data = columns.raw[strings.data_at : strings.data_end]
     try:
         characters = _count_characters(data)
@@ -304,7 +303,7 @@ def _count_characters(data: memoryview) -> int:
 
 
 def _cuts_character(data: memoryview, offsets: list[int]) -> bool:
-    """Whether an offset points at a continuation byte; one at the very end points at nothing."""
+    """Whether an offset points at a continuation byte; an offset at the very end points at no byte."""
     inside = offsets[: bisect_left(offsets, len(data))]
     numpy = numpy_for(len(inside))
     if numpy is None:
@@ -320,7 +319,7 @@ def _check_keys(columns: BatchColumns, keys: Strings) -> None:
     items = columns.slices(keys)
     if validity.bit_count() != len(items) and any(compress(items, map(not_, columns.present()))):
         raise RemoteProtocolError("key that is absent but has bytes")
-    hashes = section.key_hashes(columns.view, columns.header)
+    hashes = layout.key_hashes(columns.view, columns.header)
     if hashes is None or hashes.tobytes() != key_hashes_of(items, validity):
         raise RemoteProtocolError("key hashes that are not those of the keys")
 
@@ -339,6 +338,6 @@ def _check_headers(columns: BatchColumns, names: Strings, values: Strings) -> No
     items = columns.slices(names)
     each = offsets[1]
     if offsets == [each * index for index in range(count + 1)] and items == items[:each] * count:
-        offsets = offsets[:2]  # the usual case, every message has the same names: to look at the first one is enough
+        offsets = offsets[:2]  # the usual case, every message has the same names: checking the first is enough
     if any(len(set(items[start:end])) != end - start for start, end in pairwise(offsets)):
         raise RemoteProtocolError("header name twice in one message")

@@ -1,8 +1,8 @@
-"""The body as one zstd frame.
+"""The body of a batch as one zstd frame.
 
-A frame names its content size, which must be the header's raw length; so the one allocation is known, and bounded,
-before the first byte is decompressed. Exactly one frame, nothing behind it, no dictionary. Contexts are made per
-call: they are not safe between threads, and one costs 10 µs against the 30 µs that compressing 10 KiB takes.
+A frame names its content size, which must be the header's raw length. So the one allocation is known, and bounded,
+before the first byte is decompressed. There is exactly one frame, with nothing behind it and without a dictionary.
+Contexts are made per call, because threads cannot share them. A context costs 10 µs; compressing 10 KiB takes 30 µs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fairway import limits
 from fairway.batch.layout import ZSTD_MAGIC
 from fairway.errors import RemoteProtocolError
 
-_LEVEL: Final = 3  # zstd's own default: higher ones cost twice the time for a few per cent
+_LEVEL: Final = 3  # zstd's own default: higher levels cost twice the time for a few per cent
 
 
 def compress(raw: bytes) -> bytes:

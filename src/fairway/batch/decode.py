@@ -1,9 +1,9 @@
-"""From the bytes of a batch back to messages: payloads at once, everything else when asked for.
+"""From the bytes of a batch back to messages: payloads at once, all other columns on demand.
 
-A consumer reads every payload but rarely every header, so payloads are sliced eagerly in one comprehension, and the
-other columns stay where they are. `decode` checks all that `check` checks; after it no accessor can meet anything
-unexpected, as long as nobody changes the bytes underneath. A reader that decodes later than it receives calls `verify`
-first and `decode_verified` when it needs the messages.
+A consumer reads every payload but rarely every header. So payloads are sliced eagerly in one comprehension, and the
+other columns stay in place. `decode` checks all that `check` checks. After that no accessor can fail on the bytes, as
+long as nobody changes them. A reader that decodes later than it receives calls `verify` first and `decode_verified`
+when it needs the messages.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from fairway.batch import section
+from fairway.batch import layout
 from fairway.batch.check import BatchColumns, Strings, open_columns, open_verified
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import BatchHeader
-from fairway.world.buffers import Bytes
+from fairway.runtime.buffers import Bytes
 
 if TYPE_CHECKING:
     import pyarrow
 
 
 def decode(view: Bytes) -> Batch:
-    """The batch, sound in every byte; RemoteProtocolError otherwise. It keeps `view` alive and relies on its bytes."""
+    """Decode a batch that is sound in every byte; RemoteProtocolError otherwise. The result uses the memory of
+    `view`."""
     return Batch(open_columns(view))
 
 
 def decode_verified(view: Bytes, header: BatchHeader) -> Batch:
-    """Decode a batch that `verify` has passed, and whose bytes are known to be the same."""
+    """Decode a batch that `verify` has passed and that has not changed since."""
     return Batch(open_verified(view, header))
 
 
@@ -55,8 +56,8 @@ class Batch:
         return self._texts(strings, index, index + 1)[0]
 
     def key_hashes(self) -> list[int]:
-        """Of all messages; 0 where one has no key."""
-        hashes = section.key_hashes(self._columns.view, self.header)
+        """The key hashes of all messages; 0 without a key."""
+        hashes = layout.key_hashes(self._columns.view, self.header)
         return [0] * len(self) if hashes is None else hashes.tolist()
 
     def tags(self, index: int) -> list[str]:
@@ -73,9 +74,9 @@ class Batch:
         return dict(zip(self._texts(names, start, end), self._texts(values, start, end), strict=True))
 
     def id(self, index: int) -> MessageId:
-        """The explicit id if the message carries one, else its place in the producer's stream."""
+        """The explicit id if the message carries one, otherwise its place in the producer's stream."""
         self._within(index)
-        ids = section.explicit_ids(self._columns.view, self.header)
+        ids = layout.explicit_ids(self._columns.view, self.header)
         if ids is not None and ids[2 * index]:
             return MessageId(ids[2 * index], ids[2 * index + 1])
         return MessageId(self.header.producer_id, self.header.first_sequence + index)
@@ -87,9 +88,9 @@ class Batch:
         return self.header.created_ms + delta
 
     def due_ms(self, index: int) -> int:
-        """When the message is due; 0 for at once."""
+        """The due time of the message; 0: at once."""
         self._within(index)
-        due = section.due_times_ms(self._columns.view, self.header)
+        due = layout.due_times_ms(self._columns.view, self.header)
         return 0 if due is None else due[index]
 
     def keys(self) -> list[str | None]:
@@ -119,7 +120,7 @@ class Batch:
     def ids(self) -> list[MessageId]:
         first = self.header.first_sequence
         own = [MessageId(self.header.producer_id, sequence) for sequence in range(first, first + len(self))]
-        explicit = section.explicit_ids(self._columns.view, self.header)
+        explicit = layout.explicit_ids(self._columns.view, self.header)
         if explicit is None:
             return own
         pairs = zip(own, explicit[::2], explicit[1::2], strict=True)
@@ -132,7 +133,7 @@ class Batch:
         return [created_ms + delta for delta in self._columns.raw[at : at + 8 * len(self)].cast("q")]
 
     def due_times_ms(self) -> list[int]:
-        due = section.due_times_ms(self._columns.view, self.header)
+        due = layout.due_times_ms(self._columns.view, self.header)
         return [0] * len(self) if due is None else due.tolist()
 
     def to_arrow(self) -> pyarrow.RecordBatch:
@@ -146,7 +147,7 @@ class Batch:
             raise IndexError(f"message {index} of a batch of {self.header.count}")
 
     def _range(self, lists_at: int, index: int) -> tuple[int, int]:
-        """Which items of a list column belong to the message."""
+        """The items of a list column that belong to the message, as a range."""
         at = lists_at + 4 * index
         start, end = self._columns.raw[at : at + 8].cast("i")
         return start, end

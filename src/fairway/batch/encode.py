@@ -1,8 +1,8 @@
-"""From lists to the bytes of a batch.
+"""From lists of messages to the bytes of a batch.
 
-Payloads pass through `map`, `accumulate`, `pack` and `join` only: all loops run in C, and no Python is executed per
-message. Keys, tags and headers cost one encoding of the whole column where it is ASCII. The parts are joined once, at
-the end; the CRC runs over the parts, so that no second copy is made for its sake.
+Payloads pass through `map`, `accumulate`, `pack` and `join` only. All loops run in C, and no Python runs per message.
+Keys, tags and headers cost one encoding of the whole column if it is ASCII. The parts are joined once, at the end. The
+CRC runs over the parts, which saves a second copy.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from itertools import accumulate, chain
 from typing import Final
 
 from fairway import limits
-from fairway.batch import layout, lone
+from fairway.batch import layout, single_message
 from fairway.batch.arrays import PADDING
 from fairway.batch.checksum import checksum
 from fairway.batch.compression import compress
-from fairway.batch.hashing import key_hashes_of, tag_filter_of
+from fairway.batch.hashes import key_hashes_of, tag_filter_of
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import Codec
 from fairway.errors import Misuse
 
 _FLAGS_FIELD: Final = 6  # of the header
 _SIZE_FIELD: Final = 8
-_PRODUCER_FIELD: Final = 14  # the first sequence is the next one
+_PRODUCER_FIELD: Final = 14  # the first sequence is the next field
 _NOTHING: Final = (None, None, None, None)
 
 
@@ -45,15 +45,15 @@ def encode(
     codec: Codec = Codec.NONE,
     schema_id: int = 0,
 ) -> bytes:
-    """The bytes of one batch. A list that is None, or says nothing for any message, costs nothing.
+    """The bytes of one batch. A column that is None, or empty for every message, costs nothing.
 
-    A due time of 0 means at once. A body that zstd cannot make smaller is stored as it is.
+    A due time of 0 means at once. A body that zstd cannot make smaller is stored uncompressed.
     """
     count = len(payloads)
     has_more = (tags, headers, created_deltas_ms, due_ms) != _NOTHING or codec or schema_id or producer_epoch
     if count == 1 and not has_more and (keys is None or len(keys) == 1) and (ids is None or len(ids) == 1):
         key, born = None if keys is None else keys[0], None if ids is None else ids[0]
-        data = lone.encode(payloads[0], key, born, producer_id, first_sequence, created_ms)
+        data = single_message.encode(payloads[0], key, born, producer_id, first_sequence, created_ms)
         if data is not None:
             return data
     _check_header(count, producer_id, first_sequence, created_ms, producer_epoch, schema_id)
@@ -92,14 +92,14 @@ def encode(
 
 
 def restamp(data: bytes, *, producer_id: int, first_sequence: int) -> bytes:
-    """The same batch at another place: only for one that is certainly stored nowhere."""
+    """The same batch with another producer id and first sequence: only for a batch that is certainly stored nowhere."""
     fields = list(layout.HEADER.unpack_from(data))
     fields[_PRODUCER_FIELD : _PRODUCER_FIELD + 2] = producer_id, first_sequence
     return _sealed([layout.HEADER.pack(*fields)[layout.PREFIX_BYTES :], data[layout.HEADER_BYTES :]])
 
 
 def reborn(data: bytes, *, producer_id: int, first_sequence: int) -> bytes:
-    """The same, where the messages keep the ids that they had: for one whose sender has been told them."""
+    """The same as `restamp`, but the messages keep their ids: for a batch whose sender knows the ids already."""
     header = layout.peek(data)
     ids_at = header.header_length + layout.section_bytes(header.flags & (layout.IDS - 1), header.count)
     body_at = header.header_length + layout.section_bytes(header.flags, header.count)
@@ -134,18 +134,18 @@ def _check_header(
 
 
 def _said(values: Sequence[object], count: int, name: str) -> bool:
-    """Whether the column says anything; its length is checked on the way."""
+    """Whether any message has a value in the column. Checks the column's length too."""
     if len(values) != count:
         raise Misuse(f"{len(values)} {name} for {count} payloads: give one for each, or None for the whole column")
     return any(values)
 
 
 def _add_offsets(columns: list[bytes], lengths: Iterable[int]) -> None:
-    """Arrow's offsets: where each item begins, and where the last one ends."""
+    """Add Arrow's offsets: the start of each item, and the end of the last."""
     offsets = list(accumulate(lengths, initial=0))
-    if offsets[-1] > limits.BATCH_RAW_BYTES_MAX:  # before anything is joined, which would allocate it
+    if offsets[-1] > limits.BATCH_RAW_BYTES_MAX:  # before the join, which would allocate them
         raise _too_large(offsets[-1])
-    _add(columns, struct.pack(f"<{len(offsets)}i", *offsets))  # half again as fast as array("i", offsets)
+    _add(columns, struct.pack(f"<{len(offsets)}i", *offsets))  # one and a half times as fast as array("i", offsets)
 
 
 def _add(columns: list[bytes], buffer: bytes) -> None:
@@ -168,7 +168,7 @@ def _too_large(length: int) -> Misuse:
 
 
 def as_bytes(payload: object) -> bytes:
-    """The payload of one message, or a TypeError that names the remedy."""
+    """The payload of one message as bytes, or a TypeError that names the remedy."""
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return bytes(payload)
     if isinstance(payload, str):
@@ -177,7 +177,7 @@ def as_bytes(payload: object) -> bytes:
 
 
 def _add_strings(columns: list[bytes], items: Sequence[str], name: str, bytes_max: int) -> list[bytes] | None:
-    """Offsets and data of a text column. The items' bytes are returned where they had to be made (not all ASCII)."""
+    """Add offsets and data of a text column. Returns the items' bytes if they had to be made (not all ASCII)."""
     try:
         joined = "".join(items)
         data = joined.encode()
@@ -195,7 +195,7 @@ def _add_strings(columns: list[bytes], items: Sequence[str], name: str, bytes_ma
 
 
 def _add_keys(columns: list[bytes], keys: Sequence[str | None]) -> bytes:
-    """Validity and strings into the columns; the hashes, for the section, are returned."""
+    """Add validity and strings of the keys; returns the hashes, for the section."""
     validity = int("".join(["0" if key is None else "1" for key in reversed(keys)]), 2)
     items = ["" if key is None else key for key in keys]
     _add(columns, validity.to_bytes((len(keys) + 7) // 8, "little"))
@@ -204,7 +204,7 @@ def _add_keys(columns: list[bytes], keys: Sequence[str | None]) -> bytes:
 
 
 def _add_lists(columns: list[bytes], lists: Sequence[Collection[str] | None], name: str, items_max: int) -> list[str]:
-    """Offsets of a list column; its items, one after the other, are returned."""
+    """Add the offsets of a list column; returns its items, one after the other."""
     kinds = set(map(type, lists))
     if str in kinds or bytes in kinds:
         given = next(each for each in lists if isinstance(each, str | bytes))
@@ -218,7 +218,7 @@ def _add_lists(columns: list[bytes], lists: Sequence[Collection[str] | None], na
 
 
 def _add_tags(columns: list[bytes], tags: Sequence[Collection[str] | None]) -> int:
-    """Tags into the columns; the filter, for the header, is returned."""
+    """Add the tags; returns the filter, for the header."""
     items = _add_lists(columns, tags, "tags", limits.BATCH_TAGS_MAX)
     _add_strings(columns, items, "tags", limits.TAG_BYTES_MAX)
     return tag_filter_of(tag.encode() for tag in set(items))
@@ -256,7 +256,7 @@ def _explicit_ids(ids: Sequence[MessageId | None]) -> bytes:
 
 
 def _compressed(columns: list[bytes], codec: Codec, raw_length: int) -> tuple[Codec, list[bytes], int]:
-    """The codec that is used in the end, the parts of the body, and its length without padding."""
+    """The codec that was used, the parts of the body, and its length without padding."""
     if codec == Codec.ZSTD:
         frame = compress(b"".join(columns))
         if len(frame) + len(PADDING[len(frame) % 8]) < raw_length:

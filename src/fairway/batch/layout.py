@@ -1,16 +1,19 @@
-"""The layout of a batch: what stands where, byte by byte (docs/formats.md has the same as tables).
+"""The layout of a batch, byte by byte (docs/internals/formats.md has the same as tables).
 
     header      80 bytes, what the broker needs to know of the batch as a whole
     section     never compressed, because the broker reads it: key hashes, due times, explicit ids
     body        the columns in Arrow's own layout, as they are or as one zstd frame
 
-All numbers are little-endian, every part begins at a multiple of 8 and is padded with zeros to the next one. Nothing is
-said twice: no directory of buffers exists, because each buffer's length follows from the count and from the last offset
-of the buffer before it. So there is exactly one way to read a batch, and nothing in it can contradict a directory.
+All numbers are little-endian. Every part begins at a multiple of 8 and is padded with zeros to the next. There is no
+directory of buffers, because each buffer's length follows from the count and from the last offset of the buffer before
+it. So there is exactly one way to read a batch, and no directory can contradict the buffers.
 
-The first 8 bytes are magic and CRC, so that the CRC is one pass over all the rest. A flag that must be understood names
-a column: a reader that does not know the column cannot find the next one. A flag that may be ignored can only announce
-more header, which such a reader steps over by the header length.
+The first 8 bytes are magic and CRC, so that the CRC is one pass over the rest. A flag that must be understood names a
+column: a reader that does not know the column cannot find the next one. A flag that may be ignored can only announce
+more header, which such a reader skips by the header length.
+
+`key_hashes`, `due_times_ms` and `explicit_ids` read the section without opening the body. Each takes a checked batch
+and its header, and returns a view over the same memory, or None if the batch does not carry that part.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ from __future__ import annotations
 import enum
 import struct
 import sys
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from fairway import limits
-from fairway.batch.arrays import padded
+from fairway.batch.arrays import byte_view, padded
 from fairway.errors import RemoteProtocolError, invariant
-from fairway.world.buffers import Bytes
+from fairway.runtime.buffers import Bytes
 
 invariant(
     sys.byteorder == "little", "Fairway stores little-endian arrays as they are and needs a little-endian machine"
@@ -38,14 +41,14 @@ VERSION: Final = 1
 # | schema id, encryption key id | producer id | first sequence | created ms | tag filter
 HEADER: Final = struct.Struct("<4sI HHHH II II II II Q Q q Q")
 HEADER_BYTES: Final = HEADER.size
-HEADER_BYTES_MAX: Final = 512  # room for decades of additions; keeps a hostile length small
+HEADER_BYTES_MAX: Final = 512  # room for decades of additions, and a bound on a hostile length
 _FLAGS_AT: Final = 16  # the lowest byte of the flags that must be understood
 _RAW_LENGTH_AT: Final = 32
 _RAW_LENGTH: Final = struct.Struct("<I")
 PREFIX: Final = struct.Struct("<4sI")  # magic and crc, which the crc does not cover
 PREFIX_BYTES: Final = PREFIX.size
 
-# Flags that must be understood: which parts are there.
+# Flags that must be understood: the parts that the batch has.
 KEYS: Final = 1  # key hashes in the section, keys in the body
 DUE: Final = 2  # due times in the section
 IDS: Final = 4  # explicit ids in the section
@@ -57,12 +60,12 @@ FLAGS_KNOWN: Final = KEYS | DUE | IDS | TAGS | HEADERS | CREATED
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
 _SEQUENCE_SAFE: Final = U64_MAX - limits.BATCH_MESSAGES_MAX  # no batch that begins here runs past 2**64
-# 9999-12-31T23:59:59.999Z, the last instant that datetime, Spark and every database can say.
+# 9999-12-31T23:59:59.999Z, the last instant that datetime, Spark and every database can hold.
 TIME_MS_MAX: Final = 253_402_300_799_999
 
 ID_BYTES: Final = 16
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-# Four bytes of zstd (a run-length block) make at most 128 KiB: a claim beyond that ratio is a lie, whatever follows.
+# Four bytes of zstd (a run-length block) make at most 128 KiB, so a claim beyond that ratio is false.
 ZSTD_RATIO_MAX: Final = 128 * 1024 // 4
 
 
@@ -77,21 +80,21 @@ _CODECS: Final = tuple(Codec)
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
-    """What a batch says of itself as a whole."""
+    """The header of a batch."""
 
     crc: int
     header_length: int
     codec: Codec
     count: int
-    flags: int  # those that must be understood
-    hints: int  # those that may be ignored
+    flags: int  # flags that must be understood
+    hints: int  # flags that may be ignored
     size: int  # bytes of the whole batch
     body_length: int  # bytes of the columns as stored, without padding
     raw_length: int  # bytes of the columns before compression
     producer_epoch: int
     schema_id: int
     producer_id: int
-    first_sequence: int  # the producer's own, of the first message
+    first_sequence: int  # of the first message, in the producer's stream
     created_ms: int
     tag_filter: int
 
@@ -109,7 +112,7 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_delayed(view: Bytes) -> bool:
-    """Whether a batch has due times, before anything else is known of it."""
+    """Whether a batch has due times; for bytes that were not checked yet."""
     return len(view) >= HEADER_BYTES and bool(view[_FLAGS_AT] & DUE)
 
 
@@ -126,9 +129,9 @@ def section_bytes(flags: int, count: int) -> int:
 
 
 def peek(view: Bytes) -> BatchHeader:
-    """Parse the header and check that it agrees with itself; the bytes behind it are not looked at.
+    """Parse the header and check that its fields agree; the bytes behind it are not read.
 
-    For code that has verified the batch before, or that needs to know its size: `view` may end with the header.
+    For a batch that was verified before, or whose size must be known: `view` may end with the header.
     """
     if len(view) < HEADER_BYTES:
         raise RemoteProtocolError(f"a batch has a header of at least {HEADER_BYTES} bytes; here are {len(view)}")
@@ -154,7 +157,7 @@ def peek(view: Bytes) -> BatchHeader:
         crc, header_length, _CODECS[codec], count, flags, hints, size, body_length, raw_length, producer_epoch,
         schema_id, producer_id, first_sequence, created_ms, tag_filter,
     )  # fmt: skip
-    is_plain = (  # nearly every batch is; the words for what is wrong with the others cost a microsecond
+    is_plain = (  # nearly every batch is plain; the exact checks of the others cost a microsecond
         header_length == HEADER_BYTES
         and not codec
         and not flags
@@ -204,3 +207,26 @@ def _check_lengths(header: BatchHeader) -> None:
     size = length + section_bytes(header.flags, header.count) + padded(header.body_length)
     if header.size != size:
         raise RemoteProtocolError(f"batch says it has {header.size} bytes, its parts add up to {size}")
+
+
+def key_hashes(view: Bytes, header: BatchHeader) -> memoryview | None:
+    """One u64 per message; 0 without a key."""
+    return _part(view, header, KEYS, 8, "Q")
+
+
+def due_times_ms(view: Bytes, header: BatchHeader) -> memoryview | None:
+    """One i64 per message; 0: due at once."""
+    return _part(view, header, DUE, 8, "q")
+
+
+def explicit_ids(view: Bytes, header: BatchHeader) -> memoryview | None:
+    """Two u64 per message: producer id and sequence; both 0 without an explicit id."""
+    return _part(view, header, IDS, ID_BYTES, "Q")
+
+
+def _part(view: Bytes, header: BatchHeader, flag: int, item_bytes: int, form: Literal["Q", "q"]) -> memoryview | None:
+    if not header.flags & flag:
+        return None
+    # The parts are in the order of their flags, so smaller flags come before this one.
+    start = header.header_length + section_bytes(header.flags & (flag - 1), header.count)
+    return byte_view(view)[start : start + item_bytes * header.count].cast(form)

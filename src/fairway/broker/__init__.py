@@ -1,24 +1,32 @@
-"""The broker: sessions in front, the store behind, fair actors between them.
+"""The broker: stores messages and serves consumer groups.
 
-    server      start, stop, and what all the parts share
-    session     one connection: frames in, answers out, bounded both ways
-    requests    what a session puts into an actor's mailbox
-    produce     a batch to the log
-    groups      the consumer groups of this broker: their laws, their events in the action log, their timers
-    consuming   join, heartbeat, leave, and the table of what consumers ask
-    pulling     a range is decided, read and handed out; settling: what became of it
-    desk        where decisions of the law become facts
-    consumer_sessions  which connection acts for a consumer; parking: pulls of consumers that are paused
-    inbox       what only one group is to get, drained beside the subject; inbox_produce: what is sent there
-    dead_letter what has had its last attempt; redrive: the way back, through the inbox
-    copies      how both know what was copied already; errands: the broker's own work, in an actor's mailbox
-    housekeeping  groups that nobody uses go, and what retention may take
-    steering    seek, configure, pause, weight, read-only; switches: groups that are off on all brokers
-    scan        reading without a group
-    describe    what there is, for people
-    member      the life of one copy of several (`fairway.replication`); standing: what it may answer meanwhile;
-                place: its node in the registry
+    server             start, stop, and which actor gets a request
+    produce            PRODUCE: check a batch, append it, answer when it is durable
+    consume            JOIN, LEAVE, heartbeats and SETTLE for the consumers of all groups
+    pull               PULL: decide a range, read it, hand it out
+    message_reader     finds and reads the batches of a pull or a scan
+    cold_reads         reads segments that are not in the page cache, beside the loop
+    key_window         the fresh messages of an ordered group, by key
+    response_bounds    bounds on the messages and bytes of one pull's answer
+    groups             the groups of this broker, as the action log names them
+    group_coordinator  applies the decisions of the group state machines and writes them to the action log
+    wait_lists         requests that wait: pulls of paused consumers, scans that watch a subject
+    inbox              messages that only one group gets, pulled in turns with its subject
+    dead_letters       copies messages that failed their last attempt to the dead-letter subject
+    message_copies     how dead_letters and redrive find the copies that were made before a crash
+    redrive            sends dead letters back to their group, through its inbox
+    scan               SCAN: reading without a group
+    trace_requests     RETRACE, INDEX and NAMES: what the logs know of a message
+    admin              operator commands: seek, configure, pause, weight, read-only and the like
+    descriptions       answers to requests for lists and descriptions of subjects and groups
+    group_switches     groups that are switched off or on, on all brokers
+    subject_removal    removal of a subject and of its groups
+    maintenance        removes unused groups, and says what retention may take
+    metrics            the /metrics page
+    broker_copy        a broker as one copy of a broker group (`fairway.replication`)
 
-The way of a message: `session` → `produce` → `storage` → (committed) → `groups` wakes the actors of the subject →
-`consuming` decides a range, reads it and answers → `session`.
+A produced message travels like this: a `ServerSession` (`fairway.serving`) reads the frame, `server.Broker.handle` puts
+the request into the subject's mailbox, and `produce` appends the batch to the message log. After the sync, `produce`
+answers the producer, and the coordinator wakes the actors of the subject's groups. A waiting PULL then runs in its
+group's actor: `pull` asks the group's state machine for a range, reads the range and answers through the session.
 """

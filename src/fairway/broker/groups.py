@@ -1,9 +1,19 @@
-"""The consumer groups of this broker: their laws, their events in the action log, their timers.
+"""The consumer groups of this broker, and the connections that act for their consumers.
 
-A *host* is one group on one subject. Its law is pure and knows no number, no name and no clock; the host gives it
-those, writes what it decides to the action log, and wakes it when a lease ends or a retry falls due.
+`ConsumerSessions` binds a consumer to the connection whose JOIN under the consumer's id was accepted last. The requests
+of a consumer name it by its id, which is no secret. So the broker refuses every connection but the bound one:
 
-A view of the action log: rebuilt by replaying it, carried by the checkpoint.
+    another connection is bound, and open    FENCED: a later JOIN was accepted, or this connection never joined
+    no connection is bound                   NOT_A_MEMBER: the broker has restarted, or the bound connection has ended
+
+In both cases the consumer has to JOIN, which takes its secret (`fairway.groups.membership`). A restart forgets all
+bindings.
+
+A `GroupHost` is one group on one subject. The group's state machine is pure: it knows no number, no name and no clock.
+The host holds them, together with the group's timer, inbox and weight, and turns events into actions for the log.
+
+`Groups` holds all hosts. It is a view of the action log: a replay of the log rebuilds it, and the checkpoint carries a
+snapshot of it.
 """
 
 from __future__ import annotations
@@ -15,65 +25,121 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairway.broker.consumer_sessions import ConsumerSessions
-from fairway.broker.copies import CopiedRanges
-from fairway.errors import InvariantViolated, RemoteProtocolError
+from fairway.broker.message_copies import CopiedRanges
+from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError
 from fairway.groups import Description, GroupEvent, GroupEventKind, GroupStateMachine
-from fairway.names import GroupName
+from fairway.names import ConsumerName, GroupName
+from fairway.serving.requests import Requester
 from fairway.storage.action_log import Action, ActionKind, unpack, unpack_groups
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from fairway.broker.pacing import TokenBucket
+    from fairway.broker.group_coordinator import TokenBucket
 
-WEIGHT_UNIT = 1_000  # an action has no fractions: a weight of 1 is written as this
-_BESIDE_THE_LAW = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMOVE})
+
+FENCED = Refused(Code.FENCED, "another connection has joined as this consumer: stop, or join with its secret")
+NOT_JOINED = Refused(Code.NOT_A_MEMBER, "this connection has not joined as this consumer: join")
+
+
+class ConsumerSessions:
+    """The connections of one group's consumers."""
+
+    def __init__(self) -> None:
+        self._bound: dict[ConsumerName, Requester] = {}
+
+    def bind(self, name: ConsumerName, session: Requester) -> bool:
+        """Bind the consumer to this connection, whose JOIN was accepted. Returns whether that replaces another
+        connection which is still open."""
+        before = self._bound.get(name)
+        self._bound[name] = session
+        return before is not None and before is not session and not before.is_gone
+
+    def check(self, name: ConsumerName, session: Requester, state_machine: GroupStateMachine) -> None:
+        """Refuse a connection that may not act for the consumer. The state machine refuses consumers that are no
+        members."""
+        bound = self._bound.get(name)
+        if bound is session:
+            return
+        if bound is not None and not bound.is_gone:
+            raise FENCED
+        if state_machine.has_member(name):
+            raise NOT_JOINED
+
+    def address(self, name: ConsumerName) -> str:
+        session = self._bound.get(name)
+        return "" if session is None or session.is_gone else session.address
+
+    def has_other(self, name: ConsumerName, session: Requester) -> bool:
+        """Whether another open connection acts for the consumer."""
+        bound = self._bound.get(name)
+        return bound is not None and bound is not session and not bound.is_gone
+
+    def release(self, name: ConsumerName) -> None:
+        """Forget the binding of a consumer that has left."""
+        self._bound.pop(name, None)
+
+    def prune(self) -> None:
+        """Forget connections that have ended."""
+        self._bound = {name: session for name, session in self._bound.items() if not session.is_gone}
+
+
+WEIGHT_UNIT = 1_000  # an action has no fractions: this number stands for a weight of 1
+_BESIDE_THE_STATE_MACHINE = frozenset({ActionKind.WEIGHT, ActionKind.RATE, ActionKind.REMOVE})
 
 
 class GroupHost:
     """One group on one subject. `key` names its actor."""
 
-    def __init__(self, id_: int, subject_id: int, name: GroupName, law: GroupStateMachine | None = None) -> None:
+    def __init__(
+        self, id_: int, subject_id: int, name: GroupName, state_machine: GroupStateMachine | None = None
+    ) -> None:
         self.id = id_
         self.subject_id = subject_id
         self.name = name
-        self.law = law if law is not None else GroupStateMachine()
+        self.state_machine = state_machine if state_machine is not None else GroupStateMachine()
         self.weight = 1.0
-        self.main: GroupHost | None = None  # of an inbox: the group that it belongs to
+        self.main: GroupHost | None = None  # of an inbox: the group that the inbox belongs to
         self.inbox: GroupHost | None = None
-        self.is_inbox_open = False  # it has one that is durable: whatever lies in it is found again
-        self.is_inbox_next = False  # the next response is the inbox's, if it has something
-        self.rate_per_s = 0  # of an inbox: messages handed out, at most; 0 is without limit
-        self.next_handout_ns = 0  # and when the next may be
-        self.bucket: TokenBucket | None = None  # of a group with a rate, once somebody has pulled
-        self.is_revived = False  # from the life before
-        self.redriven: CopiedRanges | None = None  # which of its dead letters are in its inbox, once somebody has asked
+        self.is_inbox_open = False  # the group has a durable inbox, so recovery finds its messages again
+        self.is_inbox_next = False  # the next response comes from the inbox, if the inbox has messages
+        self.rate_per_s = 0  # of an inbox: the bound on messages per second; 0: none
+        self.next_handout_ns = 0  # and when the next handout may be
+        self.bucket: TokenBucket | None = None  # of a group with a rate, once a consumer has pulled
+        self.is_revived = False  # the group existed before the last restart
+        # which of its dead letters are in its inbox, once a request has needed this
+        self.redriven: CopiedRanges | None = None
         self.sessions = ConsumerSessions()
-        self._skipped = (0, 0, 0)  # at this cursor, by this configuration: nothing is wanted below the third
+        # cursor, configuration version, and a sequence: the group wants nothing between the cursor and the sequence
+        self._skipped = (0, 0, 0)
         self.timer: asyncio.TimerHandle | None = None
         self.timer_ns = 0
 
     @property
     def key(self) -> tuple[str, int]:
-        """Of the actor; a group drains its inbox beside the main subject."""
+        """The key of the actor. An inbox shares the actor of its group."""
         return ("group", self.id if self.main is None else self.main.id)
 
     @property
     def next_fresh(self) -> int:
-        """Where to look for what was never handed out: at the cursor, or beyond what was passed over there."""
-        law = self.law
+        """Where to look for messages that were never handed out: at the cursor, or beyond what was passed over
+        there."""
+        state_machine = self.state_machine
         cursor, version, to = self._skipped
-        return to if to > law.cursor == cursor and version == law.config.version else law.cursor
+        return (
+            to
+            if to > state_machine.cursor == cursor and version == state_machine.config.version
+            else state_machine.cursor
+        )
 
     def note_skipped(self, to: int) -> None:
-        """The next life will look again from the cursor on: to write every step down would be an action for every
-        batch that a filter passes over."""
-        self._skipped = (self.law.cursor, self.law.config.version, to)
+        """Remember that the group wants nothing below `to`. Only memory holds this: an event for every batch that a
+        filter passes over would be an action each. After a restart the group looks again from its cursor on."""
+        self._skipped = (self.state_machine.cursor, self.state_machine.config.version, to)
 
     def describe(self, end: int, *, now_ns: int, now_ms: int) -> Description:
-        """The law's own, as if what was passed over had been written down."""
-        seen = self.law.describe(end, now_ns=now_ns, now_ms=now_ms)
+        """The state machine's description, with the cursor behind what was passed over."""
+        seen = self.state_machine.describe(end, now_ns=now_ns, now_ms=now_ms)
         cursor = self.next_fresh
         if cursor == seen.cursor:
             return seen
@@ -86,7 +152,7 @@ class GroupHost:
             inbox.main = self
 
     def action(self, event: GroupEvent) -> Action:
-        """The event as it stands in the action log; the configuration carries the group's name with it."""
+        """The event as an action of the log. A configuration carries the group's name with it."""
         detail = event.detail
         if event.kind is GroupEventKind.GROUP_CONFIG:
             detail = msgspec.msgpack.encode((str(self.name), detail))
@@ -109,7 +175,7 @@ class _HostPicture(msgspec.Struct, frozen=True, array_like=True):
     subject_id: int
     name: str
     weight: float
-    law: bytes
+    state_machine: bytes
     rate_per_s: int = 0
 
 
@@ -126,9 +192,9 @@ class Groups:
         self._hosts: dict[int, GroupHost] = {}
         self._by_subject: dict[int, dict[str, GroupHost]] = {}
         self._next_id = 1
-        self.read_only: set[int] = set()  # subjects that take no messages, by command; asked, never iterated in order
-        self._reached = 0  # of the action log, by pictures and in a replay
-        self._has_holes = False  # records are missing that have rotted, or that retention took
+        self.read_only: set[int] = set()  # subjects that an operator made read-only; never iterated in order
+        self._reached = 0  # the end of the action log so far, by snapshots and replay
+        self._has_holes = False  # records are missing: rot or retention took them
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -140,7 +206,7 @@ class Groups:
         return self._by_subject.get(subject_id, {})
 
     def has(self, host: GroupHost) -> bool:
-        """Whether it is still one of them."""
+        """Whether the host is still one of the groups."""
         return self._hosts.get(host.id) is host
 
     def find(self, subject_id: int, name: GroupName) -> GroupHost | None:
@@ -149,13 +215,14 @@ class Groups:
     # --- a view of the action log ------------------------------------------------------------------------------------
 
     def replay(self, record: Record) -> None:
-        """Take in a record of the action log."""
+        """Apply a record of the action log."""
         header = record.header
         if header.position > self._reached + SEGMENT_HEADER_BYTES:
-            self._has_holes = True  # rot, or retention: the next GROUPS record has what is missing
+            self._has_holes = True  # rot or retention; the next GROUPS record has the missing state
         self._reached = header.end
         if header.kind == RecordKind.GROUPS and self._has_holes:
-            self.restore(unpack_groups(record.body), header.end)  # whatever is missing before, they are whole
+            # a GROUPS record is complete, whatever is missing before it
+            self.restore(unpack_groups(record.body), header.end)
         if header.kind != RecordKind.ACTIONS:
             return
         for action in unpack(record.body):
@@ -171,8 +238,8 @@ class Groups:
             name, detail = _read_config(action.detail)
             host = host or self._add(GroupHost(action.group_id, action.subject_id, name))
         if host is None:
-            return  # the record that introduced it is rotten: the group begins anew when somebody joins
-        if action.kind in _BESIDE_THE_LAW:
+            return  # the record that introduced the group is rotten: a later join creates a new group
+        if action.kind in _BESIDE_THE_STATE_MACHINE:
             self._replay_beside(host, action)
             return
         event = GroupEvent(
@@ -186,21 +253,21 @@ class Groups:
             detail,
         )
         if not self._has_holes:
-            host.law.apply(event)
+            host.state_machine.apply(event)
             return
-        host.law.expect_holes()
-        # It may speak of what has rotted, such as the PULL of a lot. The rest is worth a start, and another copy may
-        # have what is lost.
+        host.state_machine.expect_holes()
+        # An event may refer to rotten records, such as the PULL of a lot. Skip it: a start with the rest is worth more,
+        # and another copy may have the lost records.
         with contextlib.suppress(InvariantViolated, LookupError, ValueError):
-            host.law.apply(event)
+            host.state_machine.apply(event)
 
     def names(self) -> Iterator[Action]:
-        """For readers of the action log who begin at a new segment: which group, and which consumer, has which number.
-        Nothing happened, so there is no time and no configuration."""
+        """Which group and which consumer has which number, for readers of the action log that begin at a new segment.
+        These actions stand for no event, so they have no time and no configuration."""
         for host in self:
             named = msgspec.msgpack.encode((str(host.name), b""))
             yield Action(ActionKind.GROUP_CONFIG, host.id, host.subject_id, 0, detail=named)
-            for consumer_id, name in host.law.members():
+            for consumer_id, name in host.state_machine.members():
                 yield Action(ActionKind.JOIN, host.id, host.subject_id, 0, consumer_id, detail=name.encode())
 
     def of_id(self, group_id: int) -> GroupHost | None:
@@ -215,20 +282,22 @@ class Groups:
             self.remove(host)
 
     def picture(self) -> bytes:
-        """For the checkpoint."""
+        """The snapshot for the checkpoint."""
         hosts = [
-            _HostPicture(host.id, host.subject_id, str(host.name), host.weight, host.law.snapshot(), host.rate_per_s)
+            _HostPicture(
+                host.id, host.subject_id, str(host.name), host.weight, host.state_machine.snapshot(), host.rate_per_s
+            )
             for host in self
         ]
         return msgspec.msgpack.encode(_Picture(self._next_id, hosts, sorted(self.read_only)))
 
     def is_whole(self, first_base: int) -> bool:
-        """Whether nothing is missing. A copy that begins with `first_base` has nothing whole before it has passed a
-        GROUPS record."""
+        """Whether no state is missing. A copy whose log begins at `first_base` is complete only after a GROUPS
+        record."""
         return not self._has_holes and self._reached >= first_base
 
     def restore(self, data: bytes, end: int) -> None:
-        """Begin again with a picture of the log up to `end`; where it cannot be read, nothing has changed."""
+        """Load a snapshot of the log up to `end`. An unreadable snapshot raises and changes nothing."""
         try:
             picture = msgspec.msgpack.decode(data, type=_Picture)
         except msgspec.MsgspecError as error:
@@ -242,11 +311,11 @@ class Groups:
             self._add(host)
 
     def introduce(self, subject_id: int, name: GroupName) -> GroupHost:
-        """A group that is new to this subject. It is known to the log from its first GROUP_CONFIG on."""
+        """Add a group that is new to this subject. The log knows the group from its first GROUP_CONFIG on."""
         return self._add(GroupHost(self._next_id, subject_id, name))
 
     def remove(self, host: GroupHost) -> None:
-        """It has been without members for too long, or never came to be. Its number is not used again."""
+        """Forget a group. Its number is never used again."""
         self._hosts.pop(host.id, None)
         of_subject = self._by_subject.get(host.subject_id, {})
         if of_subject.get(host.name) is host:
@@ -268,7 +337,9 @@ class Groups:
 
 
 def _restored(picture: _HostPicture) -> GroupHost:
-    host = GroupHost(picture.id, picture.subject_id, GroupName(picture.name), GroupStateMachine.restore(picture.law))
+    host = GroupHost(
+        picture.id, picture.subject_id, GroupName(picture.name), GroupStateMachine.restore(picture.state_machine)
+    )
     host.weight = picture.weight
     host.rate_per_s = picture.rate_per_s
     return host

@@ -1,20 +1,34 @@
-"""A group's private inbox: what only this group is to get, redriven or sent to it alone.
+"""A group's inbox: messages that only this group gets, redriven or sent to the group alone.
 
-An inbox is a subject of the broker's own with a law of its own, which has the group's configuration (but for tags: what
-was redriven had been wanted, and what is sent to one group is meant for it) and its members. The group's actor drains
-it beside the main subject, one response from the one, the next from the other. Responses of both carry numbers of one
-row, so that a consumer says once what arrived.
+An inbox is an internal subject with a state machine of its own. It has the group's members and configuration, except
+for tags: the group wanted the redriven messages before, and messages sent to one group are meant for it. The group's
+actor pulls from the subject and from the inbox in turns, a response from each. One row of numbers covers the responses
+of both, so that a consumer confirms both with one number.
+
+`Inboxes` opens inboxes, keeps their members in step with the group, and decides where a pull looks.
+
+`InboxProduceProcessor` handles PRODUCE to `inbox:<group>:<subject>`, for clients that have negotiated the feature. The
+group must exist. The first batch creates the inbox. From then on the inbox is a subject like any other: batches keep
+their contents, producer streams have their dedupe window, an answer means durable. Only the group itself pulls from its
+inbox.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from fairway.broker.desk import GroupCoordinator
+from fairway import batch
+from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.groups import GroupHost
-from fairway.errors import Code, FairwayError, Refused
+from fairway.broker.message_copies import stream_of
+from fairway.broker.produce import ProduceProcessor
+from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
 from fairway.groups import GroupConfig, GroupDecision, GroupOutcome, JoinClaim, Order, TagFilter
 from fairway.names import ConsumerName, Subject
+from fairway.protocol import Bytes
+from fairway.protocol.messages import Produce
+from fairway.scheduling import Actor, Expiry, TurnResult
+from fairway.serving.requests import ServedRequest
 from fairway.storage.flusher import OnDurable as Told
 
 _NS = 1_000_000_000
@@ -23,19 +37,19 @@ _NS = 1_000_000_000
 class Inboxes:
     """The inboxes of all groups of a broker."""
 
-    def __init__(self, desk: GroupCoordinator) -> None:
-        self._desk = desk
-        self._opening: dict[int, list[Told]] = {}  # by the group's number: who waits, in order
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+        self._opening: dict[int, list[Told]] = {}  # by the group's number: callbacks that wait, in order
 
     def subject_of(self, host: GroupHost) -> Subject:
-        return Subject.inbox(host.name, self._desk.name_of(host.subject_id))
+        return Subject.inbox(host.name, self._coordinator.name_of(host.subject_id))
 
     def when_open(self, host: GroupHost, told: Told) -> None:
-        """Call `told(None)` once the group has an inbox, made if need be, that something may lie in; at once where it
-        has. Those who wait are told in the order in which they came.
+        """Call `told(None)` once the group has a durable inbox; at once if it already has one. Creates the inbox if
+        needed. Calls waiting callbacks in the order in which they came.
 
-        A subject that is new is committed before any group's action speaks of its number. An inbox that is new is
-        durable before anything lies in it: made again, it would begin behind that.
+        The new subject is committed before a group's action names its number. The new inbox is durable before it takes
+        a message: an inbox created again after a crash would begin behind that message.
         """
         if host.is_inbox_open:
             told(None)
@@ -58,45 +72,49 @@ class Inboxes:
             except FairwayError as error:
                 opened(error)
             else:
-                self._desk.when_durable(None, opened)
+                self._coordinator.when_durable(None, opened)
 
         try:
-            subject = self._desk.store.ensure_subject(self.subject_of(host))
+            subject = self._coordinator.store.ensure_subject(self.subject_of(host))
         except FairwayError as error:
             opened(error)
             return
-        log = self._desk.store.messages.log
+        log = self._coordinator.store.messages.log
         log.flusher.when_durable(log.end if subject.born_at >= log.committed_end else 0, named)
 
     def _open(self, host: GroupHost, subject_id: int) -> None:
-        """The group's inbox, on a subject that is committed."""
+        """Open the group's inbox, on a subject that is committed."""
         if host.inbox is not None:
             return
-        if not self._desk.groups.has(host):
+        if not self._coordinator.groups.has(host):
             raise Refused(Code.NO_SUCH_GROUP, f"group {host.name} is gone: nobody had used it for too long")
-        config = _config_for(host.law.config, version=1)
-        start = self._desk.store.messages.end_sequence(subject_id)  # what lies below was another group's of that name
-        host.take_inbox(self._desk.ensure(subject_id, host.name, config, start))
+        config = _config_for(host.state_machine.config, version=1)
+        start = self._coordinator.store.messages.end_sequence(
+            subject_id
+        )  # messages below belonged to an earlier group of this name
+        host.take_inbox(self._coordinator.ensure(subject_id, host.name, config, start))
 
     def reconfigured(self, host: GroupHost, config: GroupConfig) -> list[tuple[GroupHost, GroupDecision]]:
-        """What follows for the inbox from a new configuration of the group."""
+        """The inbox's own decision that follows a new configuration of the group."""
         if host.inbox is None:
             return []
-        version = host.inbox.law.config.version
+        version = host.inbox.state_machine.config.version
         adapted = _config_for(config, version + 1)
-        return [(host.inbox, host.inbox.law.configure(version, adapted, now_ms=self._desk.clock.wall_ms()))]
+        return [
+            (host.inbox, host.inbox.state_machine.configure(version, adapted, now_ms=self._coordinator.clock.wall_ms()))
+        ]
 
     # --- members -----------------------------------------------------------------------------------------------------
 
     def join(
         self, host: GroupHost, name: ConsumerName, arrived: int, verifier: bytes
     ) -> list[tuple[GroupHost, GroupDecision]]:
-        """A consumer has joined the group: so it joins the inbox. A member of the inbox with another secret, under the
-        same id, expires."""
+        """Join the inbox with a consumer that has joined the group. Expires a member of the inbox that has the same id
+        and another secret."""
         if host.inbox is None:
             return []
-        clock = self._desk.clock
-        joined = host.inbox.law.join(
+        clock = self._coordinator.clock
+        joined = host.inbox.state_machine.join(
             name,
             version=0,
             arrived=arrived,
@@ -108,59 +126,123 @@ class Inboxes:
         return [(host.inbox, joined)]
 
     def renew(self, host: GroupHost, name: ConsumerName, arrived: int) -> None:
-        """A member of the group has spoken: it lives here, too, also where the inbox is younger than its JOIN."""
+        """Renew the lease in the inbox, too. Joins a member that is missing there: the inbox may be younger than its
+        JOIN."""
         if host.inbox is None:
             return
-        beat = host.inbox.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        beat = host.inbox.state_machine.heartbeat(name, arrived=arrived, now_ns=self._coordinator.clock.monotonic_ns())
         if beat.outcome is GroupOutcome.NOT_A_MEMBER:
-            self._desk.carry_out_all(self.join(host, name, arrived, host.law.verifier_of(name)))
-            if host.law.has_lasting_lease(name):
-                host.inbox.law.stop_lease(name)
+            self._coordinator.carry_out_all(self.join(host, name, arrived, host.state_machine.verifier_of(name)))
+            if host.state_machine.has_lasting_lease(name):
+                host.inbox.state_machine.stop_lease(name)
 
     def leave(self, host: GroupHost, name: ConsumerName) -> list[tuple[GroupHost, GroupDecision]]:
         if host.inbox is None:
             return []
-        return [(host.inbox, host.inbox.law.leave(name, now_ms=self._desk.store.time.ages_from_ms()))]
+        return [(host.inbox, host.inbox.state_machine.leave(name, now_ms=self._coordinator.store.time.ages_from_ms()))]
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def sources(self, host: GroupHost, name: ConsumerName, arrived: int) -> tuple[GroupHost, ...]:
-        """Where a pull looks, in this order: first where a response of its own did not arrive."""
+        """Where a pull looks, in this order. A source whose response did not arrive comes first, and alone."""
         inbox = host.inbox
         if inbox is None:
             return (host,)
-        beat = host.law.heartbeat(name, arrived=arrived, now_ns=self._desk.clock.monotonic_ns())
+        beat = host.state_machine.heartbeat(name, arrived=arrived, now_ns=self._coordinator.clock.monotonic_ns())
         if beat.outcome is not GroupOutcome.DONE:
-            return (host,)  # which says why not
+            return (host,)  # which states the reason
         self.renew(host, name, arrived)
         unarrived = [
-            (number, source) for source in (host, inbox) if (number := source.law.first_unarrived(name)) is not None
+            (number, source)
+            for source in (host, inbox)
+            if (number := source.state_machine.first_unarrived(name)) is not None
         ]
-        if unarrived:  # the oldest: to have the later one says that the earlier one arrived
+        if unarrived:  # the oldest first: a consumer that has the later response confirms the earlier one
             return (min(unarrived, key=lambda pair: pair[0])[1],)
-        is_out = host.law.is_paused() or host.law.is_paused(name) or host.law.stands_by(name)
+        is_out = (
+            host.state_machine.is_paused() or host.state_machine.is_paused(name) or host.state_machine.stands_by(name)
+        )
         if is_out or not self._may_hand_out(inbox):
             return (host,)
         return (inbox, host) if host.is_inbox_next else (host, inbox)
 
     def messages_max(self, source: GroupHost, asked: int) -> int:
-        """At most a second's worth of what is redriven at a rate."""
+        """At most a second's worth of messages, where a redrive has a rate."""
         return min(asked, source.rate_per_s) if source.rate_per_s else asked
 
     def note_handed_out(self, source: GroupHost, count: int) -> None:
         main = source.main or source
         main.is_inbox_next = source is main
         if source.rate_per_s:
-            now_ns = self._desk.clock.monotonic_ns()
+            now_ns = self._coordinator.clock.monotonic_ns()
             source.next_handout_ns = max(source.next_handout_ns, now_ns) + count * _NS // source.rate_per_s
             wait_s = (source.next_handout_ns - now_ns) / _NS + 0.001
-            self._desk.call_later(wait_s, self._desk.scheduler.wake, source.key)
+            self._coordinator.call_later(wait_s, self._coordinator.scheduler.wake, source.key)
 
     def _may_hand_out(self, inbox: GroupHost) -> bool:
-        return not inbox.rate_per_s or self._desk.clock.monotonic_ns() >= inbox.next_handout_ns
+        return not inbox.rate_per_s or self._coordinator.clock.monotonic_ns() >= inbox.next_handout_ns
 
 
 def _config_for(config: GroupConfig, version: int) -> GroupConfig:
-    # In strict order the group's active member is the only one that looks here.
+    # In strict order the group's active member is the only consumer that pulls here.
     order = Order.NONE if config.order is Order.STRICT else config.order
     return msgspec.structs.replace(config, version=version, tags=TagFilter(), order=order)
+
+
+_RETRY_MS = 50
+
+
+class InboxProduceProcessor:
+    """Handles PRODUCE to an inbox. `ProduceProcessor` handles the batch itself."""
+
+    def __init__(self, coordinator: GroupCoordinator, inboxes: Inboxes, produce: ProduceProcessor) -> None:
+        self._coordinator = coordinator
+        self._inboxes = inboxes
+        self._produce = produce
+
+    def host_of(self, message: Produce) -> GroupHost:
+        """The group of the request; `Refused` or `BadName` where there is none."""
+        group, subject = Subject.parse_inbox(message.subject)
+        return self._coordinator.host(subject, group)
+
+    def begin(self, request: ServedRequest[Produce], host: GroupHost) -> None:
+        """Pass the request to the inbox's own actor, once the inbox is open."""
+
+        def opened(outcome: FairwayError | None) -> None:
+            try:
+                if outcome is not None:
+                    raise outcome
+                key = ("produce", self._inboxes.subject_of(host))
+                self._coordinator.scheduler.dispatch(key, request, self)
+            except FairwayError as error:
+                request.fail(error)
+
+        self._inboxes.when_open(host, opened)
+
+    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+        host = self.host_of(request.message)  # the group may have gone since
+        if not host.is_inbox_open:
+            raise Refused(Code.BUSY, f"group {host.name} is being made anew", retry_after_ms=_RETRY_MS)
+        subject = self._coordinator.name_of(host.subject_id)
+        if host.subject_id in self._coordinator.groups.read_only:
+            raise Refused(Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it first")
+        own = stream_of(Subject.dead_letters(host.name, subject), host.name)
+        if _stream(request.attachments[0]) == own:
+            # The broker finds redriven dead letters by this producer id: a foreign batch would pass for one of them.
+            raise Refused(Code.SEQUENCE_CONFLICT, f"stream {own:016x} is the broker's own: choose another producer id")
+        return self._produce.process(request, actor)
+
+    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+        self._produce.expire(request, expiry)
+
+    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+        self._produce.fail(request, error)
+
+
+def _stream(data: Bytes) -> int:
+    """The producer id of a batch. Returns 0, which no producer has, for a broken batch; the next check finds the
+    fault."""
+    try:
+        return batch.peek(data).producer_id
+    except RemoteProtocolError:
+        return 0

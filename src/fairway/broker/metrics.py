@@ -1,8 +1,8 @@
-"""The broker's figures.
+"""The metrics of a broker: the /metrics page.
 
-A scrape must not hold up the loop. Figures of groups are the dear ones, because a group walks over everything that it
-has in flight: a scrape looks at groups for a few milliseconds, beginning where the last one stopped, and shows what it
-saw of the others before. At most `GROUPS_MAX` groups are shown, and how many are not is a figure of its own.
+A scrape must not hold up the loop. Figures of groups cost the most, because a group walks over everything that it has
+in flight. So a scrape looks at groups for 5 ms, from where the last scrape stopped, and shows older figures of the
+rest. The page shows at most `GROUPS_MAX` groups, and the number of the others.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from fairway.broker.describe import dead_letters_of
+from fairway.broker.descriptions import dead_letters_of
 from fairway.broker.groups import GroupHost
-from fairway.replication.figures import families
-from fairway.serving.exposition import MetricsText
-from fairway.serving.memory import MemoryAccount, server_accounts, show, store_accounts
-from fairway.serving.probe_pages import show_store
+from fairway.replication.metrics import families
+from fairway.serving.http import show_store
+from fairway.serving.memory_plan import MemoryAccount, server_accounts, show, store_accounts
+from fairway.serving.metrics import MetricsText
 
 if TYPE_CHECKING:
     from fairway.broker.server import Broker
     from fairway.groups import Description
 
 GROUPS_MAX: Final = 500  # shown: a dozen series each, as many as a scraper likes to take from one address
-LOOK_NS_MAX: Final = 5_000_000  # at groups, in one scrape: 25 slices
+LOOK_NS_MAX: Final = 5_000_000  # for groups, in one scrape: 25 slices
 
 _GROUP_FIGURES: Final = (
     ("lag", "gauge", "Messages committed and not yet handed out."),
@@ -41,13 +41,13 @@ _GROUP_FIGURES: Final = (
 
 
 class Metrics:
-    """Everything about one broker."""
+    """All metrics of one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._seen: dict[int, Description] = {}
         self._dead: dict[int, int] = {}
-        self._next = 0  # which group a scrape looks at first
+        self._next = 0  # the group that the next scrape looks at first
 
     def page(self) -> str:
         out = MetricsText()
@@ -56,7 +56,7 @@ class Metrics:
         show(out, self.accounts())
         self._storage(out)
         self._chores(out)
-        if not self._broker.store.is_closed:  # what a group has dead is read from the directory
+        if not self._broker.store.is_closed:  # the count of dead letters reads the directory
             self._groups(out)
         self._copies(out)
         if self._broker.delay is not None:
@@ -64,19 +64,19 @@ class Metrics:
         return out.text()
 
     def accounts(self) -> list[MemoryAccount]:
-        """Everything that clients make this broker hold."""
-        broker, memory, keys = self._broker, self._broker.desk.memory, self._broker.consume.keys
-        found = server_accounts(broker.options.memory_bytes_max, broker.hall, broker.waiting)
+        """The memory accounts: everything that clients make this broker hold."""
+        broker, memory, keys = self._broker, self._broker.coordinator.memory, self._broker.consume.keys
+        found = server_accounts(broker.options.memory_bytes_max, broker.session_manager, broker.waiting)
         found += store_accounts(broker.store)
         found.append(MemoryAccount("groups", memory.bytes_max, lambda: memory.taken_bytes))
         found.append(MemoryAccount("key_windows", keys.bytes_max, lambda: keys.held_bytes))
         return found if broker.delay is None else [*found, *broker.delay.memory_accounts()]
 
     def _copies(self, out: MetricsText) -> None:
-        """Of one copy of several."""
-        standing = self._broker.standing
-        if standing is not None:
-            for each in families(standing, self._broker.store):
+        """Figures of one copy of several."""
+        copy_status = self._broker.copy_status
+        if copy_status is not None:
+            for each in families(copy_status, self._broker.store):
                 out.family(*each)
 
     def _traffic(self, out: MetricsText) -> None:
@@ -104,13 +104,13 @@ class Metrics:
         )
 
     def _connections(self, out: MetricsText) -> None:
-        broker, hall = self._broker, self._broker.hall
-        out.one("connections", "gauge", "Connections open.", len(hall))
+        broker, session_manager = self._broker, self._broker.session_manager
+        out.one("connections", "gauge", "Connections open.", len(session_manager))
         out.one("connections_total", "counter", "Connections accepted.", broker.meters.connections)
         held = {
-            "partial": hall.incoming.taken_bytes,
+            "partial": session_manager.incoming.taken_bytes,
             "waiting": broker.waiting.taken_bytes,
-            "unsent": hall.outgoing.taken_bytes,
+            "unsent": session_manager.outgoing.taken_bytes,
         }
         out.family(
             "buffered_bytes",
@@ -118,7 +118,7 @@ class Metrics:
             "Memory held for clients: parts of frames, requests that wait, answers that have not left.",
             [({"what": what}, size) for what, size in held.items()],
         )
-        evicted = {"partial": hall.incoming.evictions, "unsent": hall.outgoing.evictions}
+        evicted = {"partial": session_manager.incoming.evictions, "unsent": session_manager.outgoing.evictions}
         out.family(
             "evictions_total",
             "counter",
@@ -146,10 +146,14 @@ class Metrics:
         out.one("subjects", "gauge", "Subjects.", len(store.messages.views.subjects))
 
     def _chores(self, out: MetricsText) -> None:
-        """What the broker does without being asked by whoever it concerns."""
-        broker, housekeeper, undertaker = self._broker, self._broker.housekeeper, self._broker.undertaker
-        out.one("buried_messages_total", "counter", "Messages moved to dead letter.", undertaker.buried)
-        unreadable = undertaker.unreadable
+        """Figures of the broker's own work."""
+        broker, housekeeper, dead_letter_writer = (
+            self._broker,
+            self._broker.housekeeper,
+            self._broker.dead_letter_writer,
+        )
+        out.one("buried_messages_total", "counter", "Messages moved to dead letter.", dead_letter_writer.buried)
+        unreadable = dead_letter_writer.unreadable
         out.one("buried_unreadable_messages_total", "counter", "Of these, lost to rot: no copy was made.", unreadable)
         out.one("redriven_messages_total", "counter", "Dead letters sent back.", broker.steer.redriver.redriven)
         out.one("retired_segments_total", "counter", "Segments that retention took.", housekeeper.retired_segments)
@@ -165,12 +169,13 @@ class Metrics:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def _groups(self, out: MetricsText) -> None:
-        desk = self._broker.desk
-        subjects = self._broker.store.messages.views.subjects  # a replica may know that one is gone, and not its groups
-        hosts = [host for host in islice(desk.groups, GROUPS_MAX) if host.subject_id in subjects]
+        coordinator = self._broker.coordinator
+        # a replica may know that a subject is gone, and not its groups
+        subjects = self._broker.store.messages.views.subjects
+        hosts = [host for host in islice(coordinator.groups, GROUPS_MAX) if host.subject_id in subjects]
         self._look(hosts)
-        out.one("groups", "gauge", "Groups, each subject counted.", len(desk.groups))
-        out.one("groups_not_shown", "gauge", "Groups without figures below.", len(desk.groups) - len(hosts))
+        out.one("groups", "gauge", "Groups, each subject counted.", len(coordinator.groups))
+        out.one("groups_not_shown", "gauge", "Groups without figures below.", len(coordinator.groups) - len(hosts))
         named = [(self._names(host), host) for host in hosts if host.id in self._seen]
         for name, kind, about in _GROUP_FIGURES:
             field = name.removesuffix("_total")
@@ -180,7 +185,9 @@ class Metrics:
         out.family("group_dead", "gauge", "Messages in the dead-letter subject, not redriven.", dead)
         members = [(labels, len(self._seen[host.id].consumers)) for labels, host in named]
         out.family("group_consumers", "gauge", "Members.", members)
-        times = [(labels, actor) for labels, host in named if (actor := desk.scheduler.find(host.key)) is not None]
+        times = [
+            (labels, actor) for labels, host in named if (actor := coordinator.scheduler.find(host.key)) is not None
+        ]
         # An idle actor is removed and begins again at 0: a counter may do that.
         out.family(
             "group_served_seconds_total",
@@ -200,7 +207,7 @@ class Metrics:
         return {"subject": str(subject.name), "group": str(host.name)}
 
     def _look(self, hosts: list[GroupHost]) -> None:
-        """See as many groups anew as there is time for, in turn."""
+        """Describe as many groups again as there is time for, in turn."""
         self._seen = {host.id: self._seen[host.id] for host in hosts if host.id in self._seen}
         self._dead = {host.id: self._dead[host.id] for host in hosts if host.id in self._dead}
         clock, log = self._broker.clock, self._broker.store.messages
@@ -212,7 +219,7 @@ class Metrics:
             end = log.end_sequence(host.subject_id)
             self._seen[host.id] = host.describe(end, now_ns=now_ns, now_ms=clock.wall_ms())
             if host.main is None:  # an inbox has the dead letters of its group
-                self._dead[host.id] = dead_letters_of(self._broker.desk, host)
+                self._dead[host.id] = dead_letters_of(self._broker.coordinator, host)
             self._next += 1
 
     def _in_turn(self, hosts: list[GroupHost]) -> Iterator[GroupHost]:

@@ -1,10 +1,11 @@
-"""Redrive: dead letters of a group back to that group, through its private inbox.
+"""Redrive: sends dead letters of a group back to that group, through its inbox.
 
-They are copied, each identified by its place in the dead-letter subject (`copies`): so what was redriven is known from
-the inbox's consume log, a second redrive does not repeat it, and one that a crash interrupted goes on where it stood.
-The answer comes when all of them are durable; the rate is a property of the inbox, and durable too.
+The broker copies the dead letters and identifies each copy by its sequence in the dead-letter subject
+(`message_copies`). So the inbox's consume log shows what was redriven: a second redrive repeats nothing, and a redrive
+after a crash goes on where the first stopped. The answer comes when all copies are durable. The rate belongs to the
+inbox, and is durable too.
 
-Each group has an actor for it. A turn copies out of one batch, or looks at a number of them.
+Each group has an actor for this. A turn copies from one batch, or looks at up to 1,000 entries.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ from __future__ import annotations
 from itertools import groupby, islice
 
 from fairway import batch, limits
-from fairway.broker.copies import CopiedRanges, encoded, stream_of, taken_from
-from fairway.broker.desk import GroupCoordinator
-from fairway.broker.errands import BackgroundTask
+from fairway.broker.group_coordinator import BackgroundTask, GroupCoordinator
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
+from fairway.broker.message_copies import CopiedRanges, encoded, stream_of, taken_from
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.protocol import ControlMessage
-from fairway.protocol.admin import Redrive, Redriven
+from fairway.protocol.admin_messages import Redrive, Redriven
 from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage.consume_log import ConsumeLogEntry
 
-_ENTRIES_PER_TURN = 1_000  # looked at; those that were redriven before cost no more
+_ENTRIES_PER_TURN = 1_000  # an entry that was redriven before costs only a look
 
 
 class _RedriveJob(BackgroundTask):
-    """One request on its way."""
+    """One request under way."""
 
     def __init__(
         self, request: ServedRequest[ControlMessage], message: Redrive, host: GroupHost, dead: Subject
@@ -43,7 +43,7 @@ class _RedriveJob(BackgroundTask):
         self.end = 0
         self.found: set[batch.MessageId] = set()
         self.count = 0
-        self.undos = 0  # of the log when it began
+        self.undos = 0  # the log's count of undone appends when the job began
 
     @property
     def unknown(self) -> list[str]:
@@ -53,17 +53,19 @@ class _RedriveJob(BackgroundTask):
 class RedriveProcessor:
     """Handles REDRIVE. `redriven` counts messages."""
 
-    def __init__(self, desk: GroupCoordinator, inboxes: Inboxes) -> None:
-        self._desk = desk
+    def __init__(self, coordinator: GroupCoordinator, inboxes: Inboxes) -> None:
+        self._coordinator = coordinator
         self._inboxes = inboxes
         self.redriven = 0
 
     def begin(self, request: ServedRequest[ControlMessage], message: Redrive) -> None:
         if message.ids is not None and len(message.ids) > limits.REDRIVE_IDS_MAX:
             raise Refused(Code.TOO_LARGE, f"{len(message.ids)} ids: at most {limits.REDRIVE_IDS_MAX} in one request")
-        host = self._desk.host(message.subject, message.group)
-        log = self._desk.store.messages
-        job = _RedriveJob(request, message, host, Subject.dead_letters(host.name, self._desk.name_of(host.subject_id)))
+        host = self._coordinator.host(message.subject, message.group)
+        log = self._coordinator.store.messages
+        job = _RedriveJob(
+            request, message, host, Subject.dead_letters(host.name, self._coordinator.name_of(host.subject_id))
+        )
         dead = log.views.subjects.find(job.dead)
         if dead is None:
             request.respond(Redriven(0, job.unknown))
@@ -75,7 +77,7 @@ class RedriveProcessor:
             try:
                 if outcome is not None:
                     raise outcome
-                self._desk.scheduler.dispatch(("redrive", host.id), job, self)
+                self._coordinator.scheduler.dispatch(("redrive", host.id), job, self)
             except FairwayError as error:
                 request.fail(error)
 
@@ -84,16 +86,16 @@ class RedriveProcessor:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def process(self, job: _RedriveJob, actor: Actor) -> TurnResult:
-        """The next batch with something to redrive, or the end."""
+        """Redrive the next batch with something to copy, or finish."""
         if job.request.is_cancelled:
             job.request.end()
             return TurnResult.DONE
-        log = self._desk.store.messages
+        log = self._coordinator.store.messages
         dead = log.views.subjects.find(job.dead)
         if dead is None or job.at >= job.end or job.wanted == job.found:
             self._finish(job)
             return TurnResult.DONE
-        copies = redriven(self._desk, job.host, job.dead)
+        copies = redriven(self._coordinator, job.host, job.dead)
         for entry in islice(log.readable(dead.id, job.at), _ENTRIES_PER_TURN):
             if entry.first_sequence >= job.end:
                 job.at = job.end
@@ -116,7 +118,7 @@ class RedriveProcessor:
     def _redrive(
         self, job: _RedriveJob, dead_id: int, entry: ConsumeLogEntry, copies: CopiedRanges, actor: Actor
     ) -> None:
-        for stored in self._desk.store.messages.read_entries(dead_id, [entry]):
+        for stored in self._coordinator.store.messages.read_entries(dead_id, [entry]):
             actor.charge(size_bytes=len(stored.data))
             source = batch.decode(stored.data)
             ids = source.ids()
@@ -137,7 +139,7 @@ class RedriveProcessor:
         sequence = base + first
         stream = stream_of(job.dead, job.host.name)
         data = encoded(taken_from(source, first, count), source.header, stream=stream, sequence=sequence)
-        self._desk.store.produce_own(self._inboxes.subject_of(job.host), data)
+        self._coordinator.store.produce_own(self._inboxes.subject_of(job.host), data)
         copies.add(sequence, count)
 
     def _finish(self, job: _RedriveJob) -> None:
@@ -148,21 +150,21 @@ class RedriveProcessor:
                 job.request.settle(outcome, Redriven(0, []))
                 return
             self.redriven += job.count
-            rated = None if inbox is None else self._desk.set_rate(inbox, job.message.rate_per_s)
+            rated = None if inbox is None else self._coordinator.set_rate(inbox, job.message.rate_per_s)
             answer = Redriven(job.count, job.unknown)
-            self._desk.when_durable(rated, lambda told: job.request.settle(told, answer))
-            self._desk.scheduler.wake(job.host.key)
+            self._coordinator.when_durable(rated, lambda told: job.request.settle(told, answer))
+            self._coordinator.scheduler.wake(job.host.key)
 
-        log = self._desk.store.messages.log
-        log.flusher.when_durable(log.end, durable, job.undos)  # with what a request before this one had begun
+        log = self._coordinator.store.messages.log
+        log.flusher.when_durable(log.end, durable, job.undos)  # with copies that an earlier request has begun
 
 
-def redriven(desk: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
-    """Which of a group's dead letters its inbox holds, by this life and those before it."""
+def redriven(coordinator: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
+    """Which of a group's dead letters its inbox holds, over all restarts."""
     if host.inbox is None:
-        return CopiedRanges(desk.store.messages, 0, 0)
+        return CopiedRanges(coordinator.store.messages, 0, 0)
     if host.redriven is None:
-        host.redriven = CopiedRanges(desk.store.messages, host.inbox.subject_id, stream_of(dead, host.name))
+        host.redriven = CopiedRanges(coordinator.store.messages, host.inbox.subject_id, stream_of(dead, host.name))
     host.redriven.refresh()
     return host.redriven
 

@@ -1,11 +1,14 @@
-"""The broker: opens a store, listens, hands requests to actors, and stops cleanly.
+"""The broker process: opens a store, listens, hands requests to actors, and stops cleanly.
 
-Everything runs on one loop. A request goes from its session into the mailbox of an actor: PRODUCE into its subject's,
-what concerns a group into the group's, SCAN into one of a few for scans (with a low weight), the rest into one for all
-commands. So no path escapes the account.
+Everything runs on one event loop. A session passes each request to `Broker.handle`, which puts it into the mailbox of
+an actor. A PRODUCE goes to the actor of its subject. A request of a group goes to the actor of the group. A SCAN goes
+to one of 64 low-weight actors. A PRODUCE to a new subject goes to one actor for all new names. Trace requests share an
+actor, and so do the remaining commands. So the scheduler charges every request to an actor. Requests of replicas are
+the exception: the broker answers them at once (`fairway.replication.copy_status`).
 
-Stopping: accept nobody, take no new requests, answer what is durable, checkpoint, let go of the directory. A store that
-fails is another matter: nobody is told anything any more, and `failed` returns, so that the process can end.
+To stop, the broker closes its listeners, takes no new requests, answers what is durable, writes a checkpoint and lets
+go of the directory. After a fault of the store the broker answers nobody any more, and `failed` returns, so that the
+process can end.
 """
 
 from __future__ import annotations
@@ -19,88 +22,83 @@ import msgspec
 
 from fairway import limits
 from fairway.batch.arrays import numpy_or_none
-from fairway.broker.batch_checks import BatchChecks
-from fairway.broker.connection_leases import ConnectionLeases
-from fairway.broker.consuming import ConsumeProcessor
-from fairway.broker.dead_letter import DeadLetterWriter
-from fairway.broker.desk import GroupCoordinator
-from fairway.broker.fetching import ColdReads
+from fairway.broker.admin import AdminProcessor
+from fairway.broker.cold_reads import ColdReads
+from fairway.broker.consume import ConnectionLeases, ConsumeProcessor
+from fairway.broker.dead_letters import DeadLetterWriter
+from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.groups import Groups
-from fairway.broker.housekeeping import BrokerMaintenance
-from fairway.broker.inbox import Inboxes
-from fairway.broker.inbox_produce import InboxProduceProcessor
+from fairway.broker.inbox import Inboxes, InboxProduceProcessor
+from fairway.broker.maintenance import BrokerMaintenance
+from fairway.broker.message_reader import MessageReader
 from fairway.broker.metrics import Metrics
-from fairway.broker.naming import NameTable
-from fairway.broker.produce import NewNames, ProduceProcessor
-from fairway.broker.reading import MessageReader
-from fairway.broker.retracing import KEY as RETRACING
-from fairway.broker.retracing import WATCHED, RetraceProcessor
+from fairway.broker.produce import BatchChecks, NewNames, ProduceProcessor
 from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
-from fairway.broker.steering import AdminProcessor
+from fairway.broker.trace_requests import KEY as RETRACING
+from fairway.broker.trace_requests import WATCHED, NameTable, RetraceProcessor
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
-from fairway.protocol.admin import BrokerState, Configure, Lever, Scan, Switch
+from fairway.protocol.admin_messages import BrokerState, Configure, Index, Lever, Names, Retrace, Scan, Switch
 from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
-from fairway.protocol.routing import Route
-from fairway.protocol.tracing import Index, Names, Retrace
-from fairway.replication import standing as copies
-from fairway.replication.standing import CopyStatus
+from fairway.protocol.route_messages import Route
+from fairway.replication import copy_status as copies
+from fairway.replication.copy_status import CopyStatus
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import READERS, Disk
+from fairway.runtime.net import Net
+from fairway.runtime.rng import Rng
+from fairway.runtime.thread_pools import JobRunner, WorkPool
 from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
-from fairway.serving.alone import OF_META, StandaloneRoutes
-from fairway.serving.budget import Allowance
 from fairway.serving.creation_rate import CreationRate
-from fairway.serving.delaying import NO_DESK, DelayPort, concerns_delay, key_of
-from fairway.serving.doors import Listeners, check_host
-from fairway.serving.exposition import CONTENT_TYPE
-from fairway.serving.hall import SessionManager, SessionManagerOptions
+from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
-from fairway.serving.meters import ServerCounters, SyncWatch
+from fairway.serving.memory_budget import Allowance
+from fairway.serving.metrics import CONTENT_TYPE, ServerCounters, SyncWatch
 from fairway.serving.requests import MessageT, Requester, ServedRequest, admit, hand_to
 from fairway.serving.session import ServerSession
-from fairway.serving.subject_order import SubjectIndex
+from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
+from fairway.serving.standalone_routes import OF_META, StandaloneRoutes
+from fairway.serving.subject_index import SubjectIndex
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
-from fairway.storage.opening import RecoveredStore, recover
+from fairway.storage.open_store import RecoveredStore, recover
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import Clock
-from fairway.world.disk import READERS, Disk
-from fairway.world.job_runner import JobRunner
-from fairway.world.net import Net
-from fairway.world.rng import Rng
-from fairway.world.work_pool import WorkPool
 
 _MS_NS = 1_000_000
-_SCAN_LANES = 64  # actors for scans: one subject's scans share one, and weights are kept for so many keys, not for all
-_OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is asked costs 1 µs
+# actors for scans: the scans of a subject share one, so that the scheduler keeps weights for 64 keys, not for all
+_SCAN_LANES = 64
+_OF_MEMBERS = (Pull, SettleAll, Heartbeat, Leave)  # a union written where it is needed costs 1 µs
 _READS = (Pull, Scan)
 _WAITS = (Pull, Scan, Retrace, Route)
 _RETRACES = (Retrace, Index, Names)
-_INBOXES = "inbox:"  # how their names begin
-_FRAME_SPARE_BYTES = 64 * limits.KIB  # of an answer's frame, for what is not batches
+_INBOXES = "inbox:"  # the prefix of the subjects of inboxes
+_FRAME_SPARE_BYTES = 64 * limits.KIB  # room in an answer's frame for everything but the batches
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What an operator may set."""
+    """The options of a broker that an operator may set."""
 
     host: str = "127.0.0.1"
     port: int = 20880
-    allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
-    http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
+    allow_remote: bool = False  # there is no authentication yet, so an address that others can reach needs this flag
+    http_port: int | None = None  # for /metrics, /livez and /readyz; None: the broker does not serve them
     connections_max: int = limits.CONNECTIONS_MAX
-    partial_bytes_max: int = 128 * limits.MIB  # of frames that have not come whole, on all connections
+    partial_bytes_max: int = 128 * limits.MIB  # of frames that have arrived in part, on all connections
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
     unsent_bytes_max: int = 128 * limits.MIB  # of answers to clients that read slower than they ask
-    memory_bytes_max: int = 0  # of the process, which the bounds below are parts of; 0: nobody has said
-    groups_bytes_max: int = limits.GROUPS_BYTES_MAX  # of groups, their members and what these have in hand
-    response_bytes_max: int = limits.MIB  # of batches in one answer, whatever was asked for; the first one always comes
-    request_ms_max: int = 30_000  # an answer later than this is not worth working for
+    memory_bytes_max: int = 0  # of the process; the bounds below are parts of it; 0: not set
+    groups_bytes_max: int = limits.GROUPS_BYTES_MAX  # of groups, their members and the members' lots
+    # of batches in one answer, whatever the client asks for; the first batch always goes out
+    response_bytes_max: int = limits.MIB
+    request_ms_max: int = 30_000  # how long a request may take, beside the time of its long poll
     wait_ms_max: int = 60_000  # of a long poll
     drain_ms_max: int = 5_000
-    housekeeping_ms: int = 60_000  # between two looks at groups that nobody uses, and at what retention may take
-    sync_every_ms: int = 100  # where durability is `memory`: what a power cut may take, apart from the sync itself
+    housekeeping_ms: int = 60_000  # between two rounds of `BrokerMaintenance`
+    # with durability `memory`, between two syncs: a power cut may take so much, and the time of the sync itself
+    sync_every_ms: int = 100
     leases_end_with_connections: bool = False  # for a net in memory, which reports the end of a connection at once
     fetches_at_once: int = READERS  # cold reads; 0 makes the loop wait for the device, for comparison
     store: StoreOptions = field(default_factory=StoreOptions)
@@ -109,17 +107,17 @@ class BrokerOptions:
 
     def __post_init__(self) -> None:
         check_host(self.host, allow_remote=self.allow_remote)
-        self.hall()
+        self.session_manager()
 
-    def hall(self) -> SessionManagerOptions:
-        """What concerns connections."""
+    def session_manager(self) -> SessionManagerOptions:
+        """The part of these options that concerns connections."""
         connection = replace(self.connection, features=(*self.connection.features, INBOX))
         return SessionManagerOptions(self.connections_max, self.partial_bytes_max, self.unsent_bytes_max, connection)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerWorld:
-    """The world as the broker sees it."""
+    """The clock, disk, net and randomness that the broker uses."""
 
     clock: Clock
     disk: Disk
@@ -139,71 +137,78 @@ class Broker:
         groups: Groups,
         order: RunOrder | None = None,
         delay: DelayPort | None = None,
-        standing: CopyStatus | None = None,
+        copy_status: CopyStatus | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = clock = world.clock
-        self.standing = standing  # of one copy of several
+        self._disk = world.disk
+        self.copy_status = copy_status  # of one copy of several; None: the broker is alone
         self.store = store
         self.options = options
         self.delay = delay
-        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._start_commits)
-        self.desk = GroupCoordinator(groups, store, self.scheduler, clock, loop.call_later, options.groups_bytes_max)
-        self.desk.undertaker = self.undertaker = DeadLetterWriter(self.desk)
-        self.housekeeper = BrokerMaintenance(self.desk, options.housekeeping_ms)
+        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._commit_turn)
+        self.coordinator = GroupCoordinator(
+            groups, store, self.scheduler, clock, loop.call_later, options.groups_bytes_max
+        )
+        self.coordinator.dead_letter_writer = self.dead_letter_writer = DeadLetterWriter(self.coordinator)
+        self.housekeeper = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
-        self.hall = SessionManager(world.clock, options.hall(), self.meters, self.scheduler, self.waiting, self.handle)
+        self.session_manager = SessionManager(
+            world.clock, options.session_manager(), self.meters, self.scheduler, self.waiting, self.handle
+        )
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Listeners(world.net, self.hall, HttpListener(self.pages))
+        self._listeners = Listeners(world.net, self.session_manager, HttpListener(self.pages))
         self.metrics = Metrics(self)
         self._started_ms = world.clock.wall_ms()
         self._is_stopping = False
         self._failed = asyncio.Event()
         self._sync_timer: asyncio.TimerHandle | None = None
         store.on_fault = self._on_fault
-        self.on_committed = self.desk.watches.release_all
-        for lane in range(_SCAN_LANES):
-            self.scheduler.set_weight(("scan", lane), SCAN_WEIGHT)
-        self.scheduler.set_weight(RETRACING, SCAN_WEIGHT)
-        store.on_actions = partial(self.desk.watches.release, WATCHED)
+        self.on_committed = self.coordinator.watches.release_all
+        for key in (*(("scan", lane) for lane in range(_SCAN_LANES)), RETRACING):
+            self.scheduler.set_weight(key, SCAN_WEIGHT)
+        store.on_actions = partial(self.coordinator.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
-        self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.desk.wake_subject)
+        self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.coordinator.wake_subject)
         self.creation_rate = CreationRate(world.clock)
         self._new_names = NewNames(self.produce, store.messages.views.subjects, self.creation_rate)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
-        self.fetches = (
-            ColdReads(self.scheduler, world.clock, loop.call_later, options.fetches_at_once)
-            if options.fetches_at_once
-            else None
-        )
+        self.fetches = self._cold_reads()
         reader = MessageReader(store.messages, self.fetches)
-        self._inboxes = Inboxes(self.desk)
-        self._inbox_produce = InboxProduceProcessor(self.desk, self._inboxes, self.produce)
+        self._inboxes = Inboxes(self.coordinator)
+        self._inbox_produce = InboxProduceProcessor(self.coordinator, self._inboxes, self.produce)
         names = NameTable(groups)
-        self._leases = leases = ConnectionLeases(self.desk) if options.leases_end_with_connections else None
-        self.consume = ConsumeProcessor(self.desk, self._inboxes, reader, world.rng, names, leases, standing)
-        self.hall.on_closed = self._session_closed
-        self._scan = ScanProcessor(self.desk, reader)
-        self._retrace = RetraceProcessor(self.desk, reader, self.fetches, names)
+        self._leases = leases = ConnectionLeases(self.coordinator) if options.leases_end_with_connections else None
+        self.consume = ConsumeProcessor(self.coordinator, self._inboxes, reader, world.rng, names, leases, copy_status)
+        self.session_manager.on_closed = self._session_closed
+        self._scan = ScanProcessor(self.coordinator, reader)
+        self._retrace = RetraceProcessor(self.coordinator, reader, self.fetches, names)
         subjects = SubjectIndex(store.messages.views.subjects)
-        self.steer = AdminProcessor(self.desk, self._inboxes, subjects, self._state)
+        self.steer = AdminProcessor(self.coordinator, self._inboxes, subjects, self._state)
         self._lone = StandaloneRoutes(
             self.scheduler,
             self._state,
             subjects,
             lambda: f"{options.host}:{self.port}",
             has_delay=delay is not None,
-            is_alone=standing is None,
+            is_alone=copy_status is None,
         )
 
-    def _start_commits(self) -> None:
+    def _cold_reads(self) -> ColdReads | None:
+        at_once = self.options.fetches_at_once
+        call_later = asyncio.get_running_loop().call_later
+        return ColdReads(self.scheduler, self.clock, call_later, at_once) if at_once else None
+
+    def _commit_turn(self) -> None:
+        """Sync the appends of this turn of the loop. The broker answers in the same turn what is durable by then."""
         self.store.messages.log.flusher.start_round()
         self.store.actions.log.flusher.start_round()
+        self._disk.deliver()
 
     @classmethod
     async def start(
@@ -222,7 +227,7 @@ class Broker:
             broker.begin_life()
             if options.store.durability is Durability.MEMORY:
                 broker._sync_by_and_by()
-            await broker._doors.open(options.host, options.port, options.http_port)
+            await broker._listeners.open(options.host, options.port, options.http_port)
         except FairwayError:
             await broker.stop()
             raise
@@ -233,44 +238,45 @@ class Broker:
         cls,
         world: BrokerWorld,
         options: BrokerOptions,
-        standing: CopyStatus,
+        copy_status: CopyStatus,
         adopt: DirectoryIdentity | None = None,
         order: RunOrder | None = None,
         *,
         jobs: JobRunner,
     ) -> Broker:
-        """One copy of several, which does not lead: recover the store beside the loop, listen. `adopt`: the logs that
-        it is to have, if it has none."""
+        """Start one copy of several, which does not lead: recover the store beside the loop, then listen. `adopt` names
+        the logs for a directory that has none."""
         groups = Groups()
         try:
             opened = await jobs.run(partial(recover, world.disk, world.rng, groups, adopt))
-        except BaseException:  # also where it is called off
+        except BaseException:  # also when the task is cancelled
             world.disk.close()
             raise
         store = _open_store(world, options, groups, opened)
-        broker = cls(world, options, store, groups, order, standing=standing)
+        broker = cls(world, options, store, groups, order, copy_status=copy_status)
         try:
-            await broker._doors.open(options.host, options.port, options.http_port)
-        except BaseException:  # also where it is called off
+            await broker._listeners.open(options.host, options.port, options.http_port)
+        except BaseException:  # also when the task is cancelled
             broker.abandon()
             raise
         return broker
 
     def begin_life(self) -> None:
-        """Everything in the logs is committed: bring the groups to life."""
+        """Bring the groups to life. Everything in the logs is committed by now."""
         self.steer.removal.drop_orphans()
-        self.desk.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
+        self.coordinator.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
         self.housekeeper.start()
 
     def wake_switched(self, subject: Subject) -> None:
-        """A group of it was switched off or on, on all brokers: pulls that wait look again."""
+        """Wake the waiting pulls of a subject after an operator has switched a group of it off or on, on all
+        brokers."""
         state = self.store.messages.views.subjects.find(subject)
         if state is not None:
-            self.desk.wake_subject(state.id)
+            self.coordinator.wake_subject(state.id)
 
     @property
     def port(self) -> int:
-        return self._doors.port
+        return self._listeners.port
 
     @property
     def url(self) -> str:
@@ -278,49 +284,50 @@ class Broker:
 
     @property
     def http_url(self) -> str | None:
-        port = self._doors.http_port
+        port = self._listeners.http_port
         return None if port is None else f"http://{_bracketed(self.options.host)}:{port}"
 
     def _sync_by_and_by(self) -> None:
-        """Durability `memory`: every so often."""
+        """Sync now, and again every `sync_every_ms`: for durability `memory`."""
         self.store.sync()
         later_s = self.options.sync_every_ms / 1_000
         self._sync_timer = asyncio.get_running_loop().call_later(later_s, self._sync_by_and_by)
 
-    # --- what probes ask ---------------------------------------------------------------------------------------------
+    # --- pages for probes --------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> HttpResponse:
         return HttpResponse(200, self.metrics.page(), CONTENT_TYPE)
 
     def _live_page(self) -> HttpResponse:
-        """Whether a restart would help: it does when the disk has failed us."""
+        """Answer 503 where a restart would help: after a fault of the store."""
         return HttpResponse(200, "alive\n") if self.store.fault is None else HttpResponse(503, f"{self.store.fault}\n")
 
     def _ready_page(self) -> HttpResponse:
-        """Whether to send clients here."""
+        """Answer 200 where clients may be sent to this broker."""
         if self.store.fault is not None:
             return HttpResponse(503, f"{self.store.fault}\n")
-        if self._is_stopping or not self._doors.are_open:
+        if self._is_stopping or not self._listeners.are_open:
             return HttpResponse(503, "stopping\n" if self._is_stopping else "starting\n")
         return EXHAUSTED if self.waiting.is_exhausted else HttpResponse(200, "ready\n")
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
-        """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
+        """Put a request into the mailbox of its actor. The session answers the `Refused` and `Misuse` that this
+        raises."""
         message = received.message
-        if self.standing is not None and (leader := self.standing.admit(message)) is not None:
+        if self.copy_status is not None and (leader := self.copy_status.admit(message)) is not None:
             copies.answer(leader, self._request(session, received, received.message))
         elif concerns_delay(received):
             if self.delay is None:
-                raise NO_DESK
+                raise NO_DELAY_PORT
             self._dispatch(key_of(message), self._request(session, received, received.message), self.delay)
         elif isinstance(message, Produce):
             if message.subject.startswith(_INBOXES) and INBOX in session.features:
                 host = self._inbox_produce.host_of(message)
                 self._inbox_produce.begin(self._request(session, received, message), host)
             else:
-                subject = Subject.parse(message.subject)  # a name that is none must not become an actor's
+                subject = Subject.parse(message.subject)  # parsed first: an invalid name must not become an actor's
                 producing = self._request(session, received, message)
                 if self._new_names.is_new(subject):
                     self._dispatch(NewNames.KEY, producing, self._new_names)
@@ -330,12 +337,12 @@ class Broker:
         elif isinstance(message, Join):
             self._join(session, received, message)
         elif isinstance(message, _OF_MEMBERS):
-            host = self.desk.host(message.subject, message.group)
+            host = self.coordinator.host(message.subject, message.group)
             bounded: ControlMessage = self._bounded(session, message)
             wait_ms_max = self.consume.lease_ms(host) // 2
             self._dispatch(host.key, self._request(session, received, bounded, wait_ms_max), self.consume)
         elif isinstance(message, Scan):
-            lane = self.desk.subject(message.subject).id % _SCAN_LANES
+            lane = self.coordinator.subject(message.subject).id % _SCAN_LANES
             scan = self._bounded(session, message)
             scanning = self._request(session, received, scan, self.options.wait_ms_max)
             self._dispatch(("scan", lane), scanning, self._scan)
@@ -355,7 +362,7 @@ class Broker:
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:
-        """Whether it makes its subject where there is none."""
+        """Whether the request creates its subject if the subject does not exist."""
         return message.expected_version == 0 if isinstance(message, Configure) else message.lever is Lever.READ_ONLY
 
     def _dispatch(
@@ -364,7 +371,7 @@ class Broker:
         hand_to(self.scheduler, key, request, processor)
 
     def _bounded(self, session: ServerSession, message: MessageT) -> MessageT:
-        """The same, asking for no more batches than one answer may carry."""
+        """The message with `bytes_max` cut to what one answer may carry."""
         if not isinstance(message, _READS) or (isinstance(message, Scan) and message.is_dry):
             return message
         bytes_max = min(self.options.response_bytes_max, session.frame_bytes_max - _FRAME_SPARE_BYTES)
@@ -383,8 +390,8 @@ class Broker:
         request: ServedRequest[ControlMessage],
         place: Callable[[], tuple[Hashable, Processor[ServedRequest[ControlMessage]]]],
     ) -> None:
-        """A subject that is new is committed before any action speaks of its number: a torn tail would give that number
-        to another."""
+        """Dispatch the request once its subject is committed. Otherwise the action log could name the number of a new
+        subject whose record a torn tail loses; recovery would give that number to another subject."""
         log = self.store.messages.log
 
         def go_on(outcome: FairwayError | None) -> None:
@@ -411,10 +418,12 @@ class Broker:
     def _request(
         self, session: ServerSession, received: RequestReceived, message: MessageT, wait_ms_max: int = 0
     ) -> ServedRequest[MessageT]:
-        """A pull waits for half a lease at most: who waits says nothing, and must not lose its place by that.
+        """Admit the request and charge it to the memory for waiting requests.
 
-        Where there is no room for one more that waits, it is answered at once, with what is there: so nobody can keep
-        consumers from their messages by filling the room."""
+        A pull waits for half a lease at most: a waiting consumer sends no heartbeats, and must not lose its lease by
+        that. Where there is no memory for one more waiting request, the broker admits it without a wait. So nobody can
+        keep consumers from their messages by filling the memory.
+        """
         now_ns = self.clock.monotonic_ns()
         wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, _WAITS) else 0
 
@@ -437,13 +446,13 @@ class Broker:
         return admitted(0)
 
     def _session_closed(self, session: ServerSession) -> None:
-        self.desk.memory.forget_payer(session)
+        self.coordinator.memory.forget_payer(session)
         if self._leases is not None:
             self._leases.lost(session)
 
     def _is_read_only(self, subject: Subject) -> bool:
         state = self.store.messages.views.subjects.find(subject)
-        return state is not None and state.id in self.desk.groups.read_only
+        return state is not None and state.id in self.coordinator.groups.read_only
 
     def _state(self) -> BrokerState:
         log = self.store.messages.log
@@ -451,10 +460,10 @@ class Broker:
             self.options.connection.name,
             log.log_id,
             log.epoch,
-            is_master=self.standing is None or self.standing.is_master,
+            is_master=self.copy_status is None or self.copy_status.is_master,
             is_read_only=self.store.fault is not None or not self.store.has_room,
             started_ms=self._started_ms,
-            connections=len(self.hall),
+            connections=len(self.session_manager),
             now_ms=self.clock.wall_ms(),
             durability=self.options.store.durability.value,
             free_bytes=self.store.free_bytes(),
@@ -465,49 +474,52 @@ class Broker:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _on_fault(self, _fault: StorageFault) -> None:
-        """The store is poisoned: what is on disk is unknown, so nobody is answered any more, nor let in."""
-        self._doors.close()
-        self.hall.cut_off()
+        """Close all connections after a fault of the store: the broker does not know what is on the disk, so it answers
+        nobody."""
+        self._listeners.close()
+        self.session_manager.cut_off()
         self._failed.set()
 
     async def failed(self) -> None:
-        """Return when the store has failed: then `stop` raises what happened."""
+        """Return when the store has failed. After that, `stop` raises the fault."""
         await self._failed.wait()
 
     def failure(self) -> FairwayError:
-        """What that is."""
+        """The fault of the store."""
         return self.store.fault or StorageFault("the store has failed")
 
     async def come_to_rest(self) -> None:
-        """Nothing is begun that has to come to its end before another copy leads."""
+        """Do nothing: a broker has no work that must end before another copy leads."""
 
     def fall_silent(self) -> None:
-        """Accept nobody, take no requests, let no timer ring: what is durable is still answered."""
+        """Accept no connections, take no requests, stop all timers. The broker still answers what is durable."""
         if self._is_stopping:
             return
         self._is_stopping = True
         if self._sync_timer is not None:
             self._sync_timer.cancel()
-        self._doors.close()
-        self.hall.close("the broker is stopping")
+        self._listeners.close()
+        self.session_manager.close("the broker is stopping")
         self.scheduler.close()
-        self.desk.close()
+        self.coordinator.close()
 
     def abandon(self) -> None:
-        """Not a word more to anybody, and no checkpoint: another copy leads, or this one begins again as another."""
-        self.hall.cut_off()
+        """Close everything without another answer and without a checkpoint: another copy leads, or this copy starts
+        again."""
+        self.session_manager.cut_off()
         self.fall_silent()
-        self._doors.close_http()
+        self._listeners.close_http()
         self.store.abandon()
 
     async def stop(self) -> None:
-        """Answer what is durable, checkpoint, let go. Raises the fault of the store, if it has one."""
+        """Answer what is durable, write a checkpoint, let go of the directory. Raises the fault of the store, if it has
+        one."""
         self.fall_silent()
         try:
             await self.store.close()
         finally:
-            await self.hall.deserted(self.options.drain_ms_max)
-            self._doors.close_http()
+            await self.session_manager.deserted(self.options.drain_ms_max)
+            self._listeners.close_http()
         if self.store.fault is not None:
             raise self.store.fault
 
@@ -515,8 +527,8 @@ class Broker:
 def _open_store(
     world: BrokerWorld, options: BrokerOptions, groups: Groups, opened: RecoveredStore | None = None
 ) -> Store:
-    """`opened`: what was recovered beforehand, for one copy of several."""
-    numpy_or_none()  # importing it takes a tenth of a second: now, not when somebody's first large batch comes
+    """Open the store. `opened` is a store that was recovered beforehand, for one copy of several."""
+    numpy_or_none()  # the import takes a tenth of a second: do it now, not at the first large batch
     try:
         return Store.open(
             world.disk,
@@ -535,5 +547,5 @@ def _open_store(
 
 
 def _bracketed(host: str) -> str:
-    """As it stands in a URL."""
+    """The host as a URL writes it: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host

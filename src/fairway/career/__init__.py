@@ -1,24 +1,26 @@
-"""Leader careers: one of many candidates rules at a time, and leaves in order.
+"""Careers: leader election for programs. One of many candidates works at a time, and hands over in order.
 
-law          what a candidate does next, as a table; no I/O
-office       the law with a lock and a clock around it, and what a career sees of it
-careers      what a user writes
-candidacy    a candidate in a thread           candidacy_aio   the same on a loop
-election     the port                          zookeeper, meta, local   its forms
+    career               `Career` and `AioCareer`: the class that a user writes
+    candidate            `elect` and `elect_async`: a candidate in a thread, or on an event loop
+    candidate_core       the state machine with a lock and a clock; `Leadership`, which a career sees
+    state_machine        the candidate's next step, as a table; no I/O
+    election             the interface of an election, and an election within one process
+    zookeeper_election   an election on ZooKeeper
+    meta_election        an election at a meta server
+
+The election calls the candidate's core when something changes: elected, confirmed, suspended, lost. The candidate asks
+the core for the next duty, and carries it out: campaign, inaugurate, execute, hand over, resign.
 """
 
 from __future__ import annotations
 
-from fairway.career.candidacy import Candidacy
-from fairway.career.candidacy_aio import AioCandidacy
-from fairway.career.careers import AioCareer, Career
-from fairway.career.electing import elect, elect_async
-from fairway.career.election import Election, ElectionListener
-from fairway.career.law import Confirmation
-from fairway.career.local import LocalBallot, LocalElection
-from fairway.career.meta import MetaElection
-from fairway.career.office import Leadership
-from fairway.career.zookeeper import ElectionFailed, ZooKeeperElection
+from fairway.career.candidate import AioCandidacy, Candidacy, elect, elect_async
+from fairway.career.candidate_core import Leadership
+from fairway.career.career import AioCareer, Career
+from fairway.career.election import Election, ElectionListener, LocalBallot, LocalElection
+from fairway.career.meta_election import MetaElection
+from fairway.career.state_machine import Confirmation
+from fairway.career.zookeeper_election import ElectionFailed, ZooKeeperElection
 
 __all__ = [
     "AioCandidacy",

@@ -1,62 +1,164 @@
-"""The port of an election: who rules, for how long that is certain, and a token that only grows.
+"""Election: the interface between a candidate and a service that elects; and an election within one process.
 
-Each candidate has an election of its own, a place in a line that all candidates of a career share: in ZooKeeper
-(`zookeeper`), or in this process (`local`). A lease in a database or on a server fits as well, for all that is asked of
-a form is this:
+Each candidate has an election object of its own, for a place in a queue that all candidates of a career share.
+`zookeeper_election`, `meta_election` and `LocalElection` implement the interface. A lease in a database or on a server
+would do as well, because an implementation must only keep three promises:
 
-1. At most one candidate has the office at a time; the next one is elected when the place of the one before it is given
-   up, or expires.
-2. A confirmation says until when the office is certain. It is counted from *before* the question was sent, on this
-   process's monotonic clock, and ends before anybody else could be elected.
-3. Tokens grow with every reign, over all candidates, for ever.
+1. At most one candidate leads at a time. The next candidate is elected when the leader's place is given up or expires.
+2. A confirmation says until when the leadership is certain. It counts from before the question was sent, on this
+   process's monotonic clock, and ends before anybody else can be elected.
+3. Tokens grow with every term, over all candidates, for ever.
 
-Where 2 fails (a machine that is paused between looking at the clock and acting), 3 still holds, and a fence that checks
-the token in the transaction of the effect lets nothing of a deposed leader through.
+Promise 2 fails if a machine is paused between reading the clock and acting. Promise 3 still holds then: a fence that
+checks the token in the effect's transaction refuses a deposed leader.
+
+`LocalBallot` is for tests of careers, and for programs whose candidates are threads:
+
+    ballot = LocalBallot()
+    first, second = ballot.election(), ballot.election()
+
+A local election has no session to lose, unless a test says so: `suspend`, `resume`, `expire`.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from fairway.career.law import Confirmation
+from fairway.career.state_machine import Confirmation
+from fairway.errors import Misuse
+from fairway.runtime.threads import Lock
 
 
 class ElectionListener(Protocol):
-    """Whom an election tells. It may be called from any thread, and does not block."""
+    """Receives the events of an election, from any thread. Its methods do not block."""
 
     def elected(self, confirmation: Confirmation) -> None:
-        """The office is yours."""
+        """The candidate is elected."""
 
     def confirmed(self, confirmation: Confirmation) -> None:
-        """It is still yours."""
+        """The candidate still leads."""
 
     def suspended(self) -> None:
-        """Nobody knows: the session is suspended. A confirmation or a loss follows."""
+        """The session is suspended, and nobody knows who leads. A confirmation or a loss follows."""
 
     def lost(self, token: int) -> None:
-        """It is yours no longer."""
+        """The candidate does not lead any more."""
 
     def resigned(self) -> None:
-        """What `resign` asked for is done."""
+        """The request of `resign` is done."""
 
     def closed(self) -> None:
-        """What `close` asked for is done."""
+        """The request of `close` is done."""
 
     def failed(self, error: Exception) -> None:
-        """This election will never elect anybody: it is set up wrongly."""
+        """This election can never elect anybody: it is set up wrongly."""
 
 
 class Election(Protocol):
-    """One candidate's place in the line. No call blocks or raises; what comes of it is told to the listener."""
+    """One candidate's place in the queue. No call blocks or raises; the listener receives the results."""
 
     def open(self, listener: ElectionListener) -> None:
-        """Begin. An election that cannot be reached is waited for."""
+        """Begin. If the service cannot be reached, wait for it."""
 
     def campaign(self) -> None:
-        """Stand in line, at its end, until elected or resigned."""
+        """Join the end of the queue, until elected or resigned."""
 
     def resign(self) -> None:
-        """Give up the place in line, or the office. It is answered, also where there is nothing to give up."""
+        """Give up the place in the queue, or the leadership. The listener always gets `resigned`, even with nothing to
+        give up."""
 
     def close(self) -> None:
-        """End, and give up what is held."""
+        """End, and give up the place in the queue."""
+
+
+_NEVER_NS = 1 << 62
+
+
+class LocalBallot:
+    """The queue of one career's candidates."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._line: list[LocalElection] = []
+        self._token = 0
+        self._told: LocalElection | None = None  # the candidate that got `elected`
+
+    def election(self) -> LocalElection:
+        """An election for one more candidate."""
+        return LocalElection(self)
+
+    def _join(self, election: LocalElection) -> None:
+        with self._lock:
+            if election not in self._line:
+                self._token += 1
+                election._token = self._token  # places are taken in order, so tokens grow from term to term
+                self._line.append(election)
+            self._tell()
+
+    def _leave(self, election: LocalElection) -> bool:
+        """Return whether the candidate led."""
+        with self._lock:
+            if election in self._line:
+                self._line.remove(election)
+            ruled = self._told is election
+            if ruled:
+                self._told = None
+            self._tell()
+            return ruled
+
+    def _tell(self) -> None:
+        if self._line and self._told is None:
+            self._told = self._line[0]
+            self._told._listen().elected(self._told._confirmation())
+
+
+class LocalElection:
+    """One candidate's place in the queue of a `LocalBallot`."""
+
+    def __init__(self, ballot: LocalBallot) -> None:
+        self._ballot = ballot
+        self._token = 0
+        self._listener: ElectionListener | None = None
+
+    def open(self, listener: ElectionListener) -> None:
+        if self._listener is not None:
+            raise Misuse("this election has its candidate: ask the ballot for another one")
+        self._listener = listener
+
+    def campaign(self) -> None:
+        self._ballot._join(self)
+
+    def resign(self) -> None:
+        self._ballot._leave(self)
+        self._listen().resigned()
+
+    def close(self) -> None:
+        self._ballot._leave(self)
+        self._listen().closed()
+
+    # --- session events, for tests -----------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Act as if the connection were lost."""
+        self._listen().suspended()
+
+    def resume(self) -> None:
+        """Act as if the connection came back in time."""
+        self._listen().confirmed(self._confirmation())
+
+    def expire(self) -> None:
+        """Act as if the session expired. A leader loses, and the next candidate is elected at once. A waiting candidate
+        joins the end of the queue again."""
+        token = self._token
+        if self._ballot._leave(self):
+            self._listen().lost(token)
+        else:
+            self._ballot._join(self)
+
+    def _confirmation(self) -> Confirmation:
+        return Confirmation(self._token, _NEVER_NS, _NEVER_NS)
+
+    def _listen(self) -> ElectionListener:
+        if self._listener is None:
+            raise Misuse("this election has no candidate yet: run one with it first")
+        return self._listener

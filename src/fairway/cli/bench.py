@@ -1,6 +1,6 @@
-"""`fairway bench`: what this machine and that broker do together, in a few seconds. Ratios to others are in bench/.
+"""`fairway bench`: measure this machine with a running broker, in a few seconds. bench/ compares with other systems.
 
-Everything goes to one subject, so that ten runs leave one subject behind and not ten.
+All runs use one subject, so that ten runs leave one subject behind and not ten.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import msgspec
 import typer
 
 from fairway.cli import output
-from fairway.cli.client import AsJson, Patience, Url, connected, describe
-from fairway.cli.settings import ConfigFile
+from fairway.cli.connections import CommonOptions, common_options, describe
 from fairway.errors import Code, Refused
-from fairway.world import terminal
-from fairway.world.clock import RealClock
+from fairway.runtime import terminal
+from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
     from fairway import Client
@@ -26,12 +25,12 @@ _SINGLES_PART = 5  # one `send` each: a fifth of the messages
 _LONE = 200  # sends that wait for their receipt, one after the other
 _SILENCE_S = 30.0
 
-Messages = Annotated[int, typer.Option("--messages", "-n", min=100, metavar="N", help="How many to send.")]
-Size = Annotated[int, typer.Option("--size", min=1, max=1_000_000, metavar="BYTES", help="Of each payload.")]
+Messages = Annotated[int, typer.Option("--messages", "-n", min=100, metavar="N", help="Messages to send in bulk.")]
+Size = Annotated[int, typer.Option("--size", min=1, max=1_000_000, metavar="BYTES", help="Size of each payload.")]
 
 
 class BenchResult(msgspec.Struct, frozen=True):
-    """Messages a second, and milliseconds."""
+    """What the bench measured, in messages a second and milliseconds."""
 
     messages: int
     size_bytes: int
@@ -43,21 +42,16 @@ class BenchResult(msgspec.Struct, frozen=True):
     lone_send_p99_ms: float
 
 
-def bench(
-    messages: Messages = 100_000,
-    size: Size = 100,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """Measure a running broker: send in bulk, send one by one, wait for each, consume and ack.
+@common_options
+def bench(messages: Messages = 100_000, size: Size = 100, *, common: CommonOptions) -> None:
+    """Measure a running broker: send in bulk, one by one and waiting for each; consume and ack.
 
-    Messages go to the subject fairway.bench, and stay there as long as the broker keeps messages.
+    Messages go to the subject fairway.bench, and stay as long as the broker
+    keeps messages.
     """
-    with connected("bench", config, url, patience_s) as client:
+    with common.connected("bench") as client:
         result = _Bench(client, messages, size).run()
-    if json:
+    if common.json:
         output.write_json(result)
         return
     table = output.table(
@@ -83,7 +77,7 @@ class _Bench:
         self._clock = RealClock()
 
     def run(self) -> BenchResult:
-        from fairway.protocol.admin import Depth
+        from fairway.protocol.admin_messages import Depth
 
         errors = terminal.console(err=True)
         with errors.status("sending in bulk") as status:
@@ -112,7 +106,7 @@ class _Bench:
         return max(self._clock.monotonic_ns() - start_ns, 1) / 1e9
 
     def _send_many(self) -> tuple[int, float]:
-        """The first sequence, and how long it took."""
+        """Send all in one call; returns the first sequence and the seconds."""
         start_ns = self._clock.monotonic_ns()
         receipts = self._client.send_many(_SUBJECT, [self._payload] * self._messages).result()
         return receipts[0].first_sequence, self._since_s(start_ns)
@@ -133,7 +127,7 @@ class _Bench:
         return sorted(found)
 
     def _consume(self, first: int, count: int) -> float:
-        """From the first message of this run on; an earlier run may have left its group behind."""
+        """Consume from the first message of this run on: an earlier run may have left its group behind."""
         self._group_at(first)
         start_ns = self._clock.monotonic_ns()
         with self._client.consumer(_SUBJECT, _GROUP) as consumer:

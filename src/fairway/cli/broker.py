@@ -1,25 +1,31 @@
-"""`fairway up` and `fairway broker`: one broker on one data directory, until it is told to end.
+"""`fairway up` and `fairway broker`: run a broker on a data directory until SIGTERM or Ctrl-C.
 
-`up` is everything that a newcomer needs in one process: a broker, and a delay server behind the broker's port, with
-its data in the directory `delay` in the broker's; what is asked of meta servers it answers with itself. `broker` is the
-broker alone, or one copy of several.
+`up` also runs a delay server behind the broker's port, with its data in the directory `delay` of the broker's, and
+answers what clients ask meta servers. `broker` runs a broker alone, or one copy of a broker group.
+
+A server reserves its ports before it makes anything on disk. It may be asked to end while it starts, for instance
+while it waits for a registry. `delay_server`, `meta` and `replica_server` start and end in the same way.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from fairway import limits
-from fairway.cli import output, server_log
-from fairway.cli.options import CliOptions, DurabilityChoice, flag
+from fairway.cli import output
 from fairway.cli.promote import promote
-from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import FairwayError, Misuse
-from fairway.world import host as host_machine
+from fairway.cli.settings import CliOptions, ServerFlags, resolve, server_flags
+from fairway.errors import CannotListen, FairwayError, Misuse
+from fairway.runtime import host as host_machine
+from fairway.runtime import service
+from fairway.runtime.net import RealNet
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,101 +33,100 @@ if TYPE_CHECKING:
     from fairway.broker.server import Broker, BrokerOptions
     from fairway.delay.options import DelayOptions
     from fairway.delay.service import Delay, DelayWorld
+    from fairway.runtime.disk import Disk
+    from fairway.runtime.net import Net, RealNet
+    from fairway.runtime.real_disk import RealDisk
     from fairway.serving.memory_plan import MemoryPlan
     from fairway.storage.recovery import Finding
     from fairway.storage.store import Store
-    from fairway.world.disk import Disk
-    from fairway.world.net import Net, RealNet
-    from fairway.world.real_disk import RealDisk
+
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def ports_taken(host: str, port: int, http_port: int | None) -> AsyncIterator[RealNet]:
+    """A net with these ports reserved; `CannotListen` with the remedy where another program has one of them."""
+    net = RealNet()
+    try:
+        for flag, number in (("--port", port), ("--http-port", http_port)):
+            if number is not None:
+                await _reserve(net, host, number, flag)
+        yield net
+    finally:
+        net.release()
+
+
+async def _reserve(net: RealNet, host: str, port: int, flag: str) -> None:
+    try:
+        await net.reserve(host, port)
+    except CannotListen as error:
+        if not error.is_taken:
+            raise
+        sentence = f"{error}: stop it, or choose another port with {flag} N (0: any that is free)"
+        raise CannotListen(sentence, is_taken=True) from error
+
+
+async def unless_asked(asked: Callable[[], Awaitable[object]], start: Coroutine[Any, Any, T]) -> T | None:
+    """Start, unless the process is asked to end first; then cancel the start, which closes what it opened.
+
+    Returns the server, or None after a cancelled start.
+    """
+    starting, ending = asyncio.ensure_future(start), asyncio.ensure_future(asked())
+    try:
+        await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ending.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait([starting])
+    return None if starting.cancelled() else starting.result()
+
+
+def settle(role: str) -> None:
+    """Tell the collector that what a ready server has loaded stays, and log a shortage of descriptors from now on."""
+    service.settle_memory()
+    service.watch_descriptors(lambda sentence: output.line(f"fairway {role}: {sentence}"))
+
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
-_DELAY = "delay"  # the directory
+_DELAY = "delay"  # the directory of the delay server, in that of the broker
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to dial whoever listens so
 
-UP_HELP = """Run everything in one process. Prints one line with its URL when it is ready.
+UP_HELP = """Run a broker and a delay server in one process; print the URL when ready.
 
-Everything is a broker, a delay server, and the answers of a meta server. SIGTERM or Ctrl-C stops it cleanly, with exit
-status 0.
+Clients may use it as a meta server, too. SIGTERM or Ctrl-C stops it cleanly,
+with exit status 0.
 """
-BROKER_HELP = """Run a broker alone. Prints one line with its URL when it is ready.
+BROKER_HELP = """Run a broker alone; print its URL when ready.
 
-SIGTERM or Ctrl-C stops it: it accepts nobody any more, answers what is durable, writes a checkpoint and exits with
-status 0. Exit status 1: it could not start, or its disk failed; a sentence on stderr says why.
+SIGTERM or Ctrl-C stops it: it accepts no new connections, answers what is
+durable, writes a checkpoint and exits with status 0. Exit status 1: it could
+not start, or its disk failed; a sentence on stderr says why.
 
-With --registry and --group it is one copy of several: it leads, or follows the one that does, and takes over from it.
+With --registry and --group it is one copy of a broker group: it leads, or
+follows the master and can take over from it.
 """
 
-Data = Annotated[str | None, flag("data", "DIR")]
-Host = Annotated[str | None, flag("host", "HOST")]
-Port = Annotated[int | None, flag("port", "N")]
-HttpPort = Annotated[int | None, flag("http_port", "N")]
-AllowRemote = Annotated[bool | None, flag("allow_remote")]
-Durable = Annotated[DurabilityChoice | None, flag("durability")]
-MemoryMib = Annotated[int | None, flag("memory_mib", "MIB")]
-BufferMib = Annotated[int | None, flag("buffer_mib", "MIB")]
-KeepHours = Annotated[str | None, flag("keep_hours", "HOURS")]
-KeepGib = Annotated[float | None, flag("keep_gib", "GIB")]
-KeepOwedGib = Annotated[float | None, flag("keep_owed_gib", "GIB")]
-LowWaterMib = Annotated[int | None, flag("low_water_mib", "MIB")]
-HorizonDays = Annotated[float | None, flag("horizon_days", "DAYS")]
-PendingMax = Annotated[int | None, flag("pending_max", "N")]
-LogData = Annotated[str | None, flag("log_data", "DIR")]
-Registry = Annotated[str | None, flag("registry", "URL")]
-Group = Annotated[str | None, flag("group", "NAME")]
-Advertise = Annotated[str | None, flag("advertise", "HOST:PORT")]
-MinInSync = Annotated[int | None, flag("min_in_sync", "N")]
-SessionMs = Annotated[int | None, flag("session_ms", "MS")]
+
+@server_flags(
+    "data", "host", "port", "http_port", "durability", "memory_mib", "buffer_mib", "keep_hours", "keep_gib",
+    "keep_owed_gib", "low_water_mib", "horizon_days", "pending_max", "log_data", "allow_remote",
+)  # fmt: skip
+def up(*, flags: ServerFlags) -> None:
+    """See `UP_HELP`."""
+    _run("up", flags)
 
 
-def up(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
-    data: Data = None,
-    host: Host = None,
-    port: Port = None,
-    http_port: HttpPort = None,
-    durability: Durable = None,
-    memory_mib: MemoryMib = None,
-    buffer_mib: BufferMib = None,
-    keep_hours: KeepHours = None,
-    keep_gib: KeepGib = None,
-    keep_owed_gib: KeepOwedGib = None,
-    low_water_mib: LowWaterMib = None,
-    horizon_days: HorizonDays = None,
-    pending_max: PendingMax = None,
-    log_data: LogData = None,
-    allow_remote: AllowRemote = None,
-    config: ConfigFile = None,
-) -> None:
-    """The help text is above."""
-    _run("up", config, locals())
-
-
-def serve(  # noqa: PLR0913, PLR0917  (typer takes the flags from here)
-    context: typer.Context,
-    data: Data = None,
-    host: Host = None,
-    port: Port = None,
-    http_port: HttpPort = None,
-    durability: Durable = None,
-    memory_mib: MemoryMib = None,
-    buffer_mib: BufferMib = None,
-    keep_hours: KeepHours = None,
-    keep_gib: KeepGib = None,
-    keep_owed_gib: KeepOwedGib = None,
-    low_water_mib: LowWaterMib = None,
-    registry: Registry = None,
-    group: Group = None,
-    advertise: Advertise = None,
-    min_in_sync: MinInSync = None,
-    session_ms: SessionMs = None,
-    allow_remote: AllowRemote = None,
-    config: ConfigFile = None,
-) -> None:
-    """`fairway broker`; the help text is above."""
-    flags = locals()
-    del flags["context"]
+@server_flags(
+    "data", "host", "port", "http_port", "durability", "memory_mib", "buffer_mib", "keep_hours", "keep_gib",
+    "keep_owed_gib", "low_water_mib", "registry", "group", "advertise", "min_in_sync", "session_ms", "allow_remote",
+)  # fmt: skip
+def serve(context: typer.Context, *, flags: ServerFlags) -> None:
+    """`fairway broker`: see `BROKER_HELP`."""
     if context.invoked_subcommand is None:
-        _run("broker", config, flags)
+        _run("broker", flags)
 
 
 app = typer.Typer(help=BROKER_HELP, invoke_without_command=True)
@@ -129,24 +134,24 @@ app.callback(help=BROKER_HELP)(serve)
 app.command("promote")(promote)
 
 
-def _run(verb: str, config: Path | None, flags: dict[str, object]) -> None:
+def _run(verb: str, flags: ServerFlags) -> None:
     with output.failures(verb):
-        options = resolve(config, **{name: value for name, value in flags.items() if name != "config"}).options
+        options = resolve(**flags).options
         data = data_directory(options)
-        from fairway.world import service
+        from fairway.runtime import service
 
         if verb == "broker" and (options.group is not None or options.registry is not None):
-            from fairway.cli import member
+            from fairway.cli import replica_server
 
-            service.run_server(member.serve(data, options, broker_options(options)))
+            service.run_server(replica_server.serve(data, options, broker_options(options)))
         else:
             service.run_server(_serve(verb, data, options))
 
 
 def data_directory(options: CliOptions) -> Path:
-    """Of a server; `Misuse` where there cannot be one."""
+    """The data directory of a server; `Misuse` where a server cannot run, or the directory cannot be."""
     if not host_machine.can_serve():
-        raise Misuse("a broker runs on Linux, or on macOS for development; the other commands run here, too")
+        raise Misuse("a broker needs Linux, or macOS for development; the other commands work on this system")
     if not options.data:
         raise Misuse("no data directory: give --data DIR, or set FAIRWAY_DATA, or data in fairway.toml")
     if options.log_data is not None:
@@ -155,7 +160,7 @@ def data_directory(options: CliOptions) -> Path:
 
 
 def check_directory(path: Path, flag: str) -> Path:
-    """A path where a directory is, or can be made; `Misuse` where a file is in the way."""
+    """Check that the path is a directory or can become one; `Misuse` where a file is in the way."""
     for each in (path, *path.parents):
         if each.is_dir():
             break
@@ -165,20 +170,19 @@ def check_directory(path: Path, flag: str) -> Path:
 
 
 def broker_memory(options: CliOptions, *, with_delay: bool = False) -> MemoryPlan:
-    """How a broker divides its memory; `Misuse` where the sum does not fit. `with_delay`: with a delay server."""
+    """How a broker divides its memory; `Misuse` if the sum does not fit. `with_delay`: a delay server runs beside."""
     from fairway.serving.memory_plan import broker_plan
 
     return broker_plan(options.memory_mib, options.buffer_mib, options.pending_max if with_delay else None)
 
 
 def broker_options(options: CliOptions, memory: MemoryPlan | None = None) -> BrokerOptions:
-    """What the broker makes of the settings. `memory`: how it is divided, where a delay server has a part of it."""
+    """The settings as options of a broker. `memory`: the plan, where a delay server has a part of the memory."""
     memory = memory or broker_memory(options)
     from fairway.broker.server import BrokerOptions
     from fairway.protocol import ConnectionOptions
     from fairway.storage import flusher
-    from fairway.storage.retention import Policy
-    from fairway.storage.retention_choice import AgeSource
+    from fairway.storage.retention import AgeSource, Policy
     from fairway.storage.store import StoreOptions
 
     policy = Policy(
@@ -214,12 +218,12 @@ def _bytes_of(gib: float | None) -> int | None:
 
 
 class TooFewDescriptors(FairwayError):
-    """The process may not have as many as a server needs; the sentence names the number and the remedy."""
+    """The descriptor limit of the process is too low for a server; the sentence names the number and the remedy."""
 
 
 def connections_max() -> int:
-    """As many as there are descriptors for; `TooFewDescriptors` names the number that is needed."""
-    from fairway.world import service
+    """How many connections the descriptors of the process allow; `TooFewDescriptors` names the number needed."""
+    from fairway.runtime import service
 
     limit = service.raise_descriptor_limit()
     room = limit - limits.SPARE_DESCRIPTORS
@@ -234,7 +238,7 @@ def connections_max() -> int:
 
 
 def delay_options(options: CliOptions, memory: MemoryPlan) -> DelayOptions:
-    """What the delay server makes of the settings."""
+    """The settings as options of a delay server."""
     from fairway.delay.options import DelayOptions
     from fairway.storage.store import StoreOptions
 
@@ -252,8 +256,7 @@ def delay_options(options: CliOptions, memory: MemoryPlan) -> DelayOptions:
 
 
 async def _serve(verb: str, data: Path, options: CliOptions) -> None:
-    """Start, say so, wait, stop. Raises the fault that ended it, if one did."""
-    from fairway.cli.starting import ports_taken
+    """Start the server, print that it is ready, wait, stop. Raises the fault that ended it, if there is one."""
 
     asked = asked_to_end()
     memory = broker_memory(options, with_delay=verb == "up")
@@ -272,19 +275,18 @@ async def _serve_on(
     asked: Callable[[], Awaitable[object]],
 ) -> None:
     from fairway.broker.server import Broker, BrokerWorld
-    from fairway.cli.starting import settle
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.rng import RealRng
+    from fairway.runtime.thread_pools import ThreadPool
     from fairway.storage import directory
-    from fairway.world.clock import RealClock
-    from fairway.world.rng import RealRng
-    from fairway.world.work_pool import ThreadPool
 
     disk = open_disk(data)
-    directory.identify(disk)  # before anything is made in a directory that is not ours
+    directory.identify(disk)  # before Fairway makes a file in a directory of another program
     check_alone(disk, data)
     delay = _open_delay(data, options, memory, net) if verb == "up" else None
     try:
         world = BrokerWorld(RealClock(), disk, net, RealRng(), ThreadPool())
-        started = await Broker.start(world, broker, delay=None if delay is None else delay.desk)
+        started = await Broker.start(world, broker, delay=None if delay is None else delay.request_handler)
     except FairwayError:
         if delay is not None:
             await delay.stop()
@@ -298,7 +300,7 @@ async def _serve_on(
 
 
 async def run_to_end(asked: Callable[[], Awaitable[object]], started: Broker, delay: Delay | None) -> None:
-    """Wait until the process is asked to end, or one of both has failed; then stop both. Raises what failed."""
+    """Wait until the process is asked to end or a server fails; then stop both servers. Raises the fault."""
     await first_of(asked, started.failed, *([] if delay is None else [delay.failed]))
     try:
         if delay is not None and started.store.fault is not None:
@@ -310,13 +312,13 @@ async def run_to_end(asked: Callable[[], Awaitable[object]], started: Broker, de
 
 
 def check_alone(disk: Disk, data: Path) -> None:
-    """`Misuse` where a directory belongs to a group."""
-    from fairway.replication.promise import EpochPromise
+    """`Misuse` if the directory is a copy of a server group."""
+    from fairway.replication.leadership import EpochPromise
 
     if EpochPromise(disk).epoch:
         raise Misuse(
-            f"{data} is a copy of a group, and alone it would write what the others do not have: start it with "
-            "--registry and --group"
+            f"{data} is a copy of a server group: start it with --registry and --group. A single broker would write "
+            "messages that the other copies do not have"
         )
 
 
@@ -324,7 +326,7 @@ def _open_delay(data: Path, options: CliOptions, memory: MemoryPlan, net: Net) -
     from fairway.batch.arrays import numpy_or_none
 
     if numpy_or_none() is None:
-        server_log.line("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'")
+        output.line("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'")
         return None
     from fairway.delay.service import Delay
 
@@ -333,33 +335,37 @@ def _open_delay(data: Path, options: CliOptions, memory: MemoryPlan, net: Net) -
 
 
 def delay_world(data: Path, options: CliOptions, net: Net, *, is_below: bool = False) -> DelayWorld:
-    """The world of a delay server with its data there; `is_below` as for `open_disk`."""
+    """Clock, disk and net of a delay server with its data at `data`; `is_below` as for `open_disk`."""
     from fairway.delay.service import DelayWorld
-    from fairway.world.clock import RealClock
-    from fairway.world.rng import RealRng
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.rng import RealRng
 
     log_disk = None if options.log_data is None else open_disk(Path(options.log_data))
     return DelayWorld(RealClock(), open_disk(data, is_below=is_below), net, RealRng(), log_disk)
 
 
-def open_disk(path: Path, *, is_below: bool = False) -> RealDisk:
-    """`is_below`: the operator has named the directory above."""
+def open_disk(path: Path, *, is_below: bool = False, is_copy: bool = False) -> RealDisk:
+    """The disk of a directory. `is_below`: the operator has named the directory above. `is_copy`: the server keeps a
+    lease, so its loop never waits for the device: a device that stalls would depose a master."""
     import asyncio
 
-    from fairway.world.real_disk import RealDisk
+    from fairway.runtime.directory_writer import InlineCommits
+    from fairway.runtime.real_disk import RealDisk
 
-    return RealDisk(path, post=asyncio.get_running_loop().call_soon_threadsafe, is_below=is_below)
+    new_inline = None if is_copy else InlineCommits
+    post = asyncio.get_running_loop().call_soon_threadsafe
+    return RealDisk(path, post=post, is_below=is_below, new_inline=new_inline)
 
 
 def asked_to_end() -> Callable[[], Awaitable[object]]:
-    """Returns when somebody wants the process to end."""
-    from fairway.world import service
+    """An awaitable that returns when the process is asked to end."""
+    from fairway.runtime import service
 
     return service.asked_to_end().wait
 
 
 async def first_of(*ways: Callable[[], Awaitable[object]]) -> None:
-    """Return when one of them does."""
+    """Wait until one of the awaitables returns."""
     import asyncio
 
     ending = [asyncio.ensure_future(way()) for way in ways]
@@ -369,12 +375,12 @@ async def first_of(*ways: Callable[[], Awaitable[object]]) -> None:
 
 
 def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
-    """What a start had to put right."""
+    """Log what recovery had to repair."""
     for finding in (*store.findings, *others):
         span = f"{finding.damage.end - finding.damage.start:,} bytes at {finding.damage.start:,}"
-        server_log.line(f"{finding.verdict.value}: {span}: {finding.damage.why}")
+        output.line(f"{finding.verdict.value}: {span}: {finding.damage.why}")
     for remark in store.remarks:
-        server_log.line(f"remark: {remark}")
+        output.line(f"remark: {remark}")
 
 
 def _name() -> str:
@@ -386,4 +392,4 @@ def _name() -> str:
 def _say_ready(verb: str, started: Broker, data: Path) -> None:
     say_findings(started.store)
     http = f" and {started.http_url}" if started.http_url is not None else ""
-    server_log.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")
+    output.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")

@@ -1,69 +1,227 @@
-"""`fairway cluster`: who lives, who leads, who is behind; and groups of servers that are to be emptied or forgotten."""
+"""`fairway cluster`: the server groups of a cluster, what is wrong with them, and how to drain and remove them.
+
+`--check` also asks every copy over a connection of its own: a process that has died keeps its session at the registry
+for a while.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from fairway.cli import meta_client, output
-from fairway.cli.client import AsJson, Patience, Url
-from fairway.cli.cluster_check import troubles
-from fairway.cli.copy_probe import ask_copies
-from fairway.cli.settings import ConfigFile, resolve
+from fairway.cli import connections, output
+from fairway.cli.connections import CommonOptions, common_options
 from fairway.errors import FairwayError
-from fairway.world import host, terminal
+from fairway.registry.layout import IN_TRANSIT, MASTER
+from fairway.runtime import host, terminal
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from rich.console import Group as RichGroup
 
-    from fairway.cli.options import CliOptions
-    from fairway.protocol.routing import Copy, GroupRoute, Routed
+    from fairway.cli.settings import CliOptions
+    from fairway.protocol.admin_messages import BrokerState
+    from fairway.protocol.route_messages import Copy, GroupRoute, Routed
+
+
+ANSWER_S = 2.0  # for a connection, and again for the answer
+_AT_ONCE = 32
+
+
+def ask_copies(found: Routed) -> dict[str, BrokerState | str]:
+    """The answer of each copy about itself by address, or the reason that there is no answer."""
+    return asyncio.run(_ask_all(copy.address for group in found.groups for copy in group.copies if copy.address))
+
+
+async def _ask_all(addresses: Iterable[str]) -> dict[str, BrokerState | str]:
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(address: str) -> tuple[str, BrokerState | str]:
+        async with room:
+            return address, await _ask(address)
+
+    return dict(await asyncio.gather(*map(ask, dict.fromkeys(addresses))))
+
+
+async def _ask(address: str) -> BrokerState | str:
+    from fairway.lookup.registries import parse_meta
+    from fairway.lookup.requests import Inquirer
+    from fairway.protocol.admin_messages import Depth, Describe, Described
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.net import RealNet
+    from fairway.runtime.rng import RealRng
+
+    inquirer = Inquirer(RealNet(), RealClock(), RealRng(), parse_meta(f"fairway://{address}"), name="fairway check")
+    try:
+        if not await inquirer.connected(0, ANSWER_S):
+            return str(inquirer.line.trouble or f"no answer in {ANSWER_S:g} s")
+        return (await inquirer.ask(Describe(Depth.SUBJECTS), Described, ANSWER_S)).broker
+    except FairwayError as error:
+        return str(error)
+    finally:
+        inquirer.abort()
+
+
+FOLLOWER = "follower"
+
+CopyAnswers: TypeAlias = "Mapping[str, BrokerState | str]"
+
+
+def troubles(found: Routed, answers: CopyAnswers | None = None) -> list[str]:
+    """Problems of the cluster, as sentences; none if every group is led and takes messages, and all copies are in sync.
+
+    `answers`: the answer of each copy by address, or a sentence for a copy that does not answer.
+    """
+    return [
+        *_of_all(found),
+        *(sentence for group in found.groups for sentence in _of_group(group)),
+        *(sentence for group in found.groups for sentence in _of_answers(group, answers or {})),
+        *_in_transit(found),
+    ]
+
+
+def _of_all(found: Routed) -> Iterator[str]:
+    if found.is_old:
+        yield "the registry cannot be reached: nobody knows how it is now"
+    if not found.groups:
+        yield "there is no group of servers: start brokers with --registry and --group"
+
+
+def _of_group(group: GroupRoute) -> Iterator[str]:
+    if group.is_draining and group.master:
+        return  # the operator drains the group: its copies may stop
+    if not group.is_writable:
+        yield group.why or f"group {group.name} takes no messages"
+    for copy in group.copies:
+        if not copy.address:
+            yield _away(group, copy)
+        elif not copy.is_in_sync:
+            yield f"copy {copy.directory} of group {group.name}, at {copy.address}, is not in sync: it is {_does(copy)}"
+        elif group.master:
+            yield from _of_role(group, copy)
+        if spans := int(copy.load.get("rotten_spans", 0)):
+            yield f"the disk of copy {copy.directory} of group {group.name} has lost {spans:,} spans: replace it"
+
+
+def _of_role(group: GroupRoute, copy: Copy) -> Iterator[str]:
+    """Problems of a copy that counts as in sync: its role differs from the registry."""
+    name = f"copy {copy.directory} of group {group.name}, at {copy.address},"
+    is_master = copy.address == group.master
+    if is_master and copy.role != MASTER:
+        yield f"{name} is to lead and has not taken over yet: it is {copy.role or 'waiting'}"
+    elif is_master and copy.epoch and copy.epoch != group.epoch:
+        yield f"{name} leads under epoch {copy.epoch}, and the registry says {group.epoch}"
+    elif not is_master and copy.role == MASTER:
+        yield f"{name} was deposed and has not stepped down yet"
+    elif not is_master and copy.role != FOLLOWER:
+        yield f"{name} counts as in sync and is {copy.role or 'silent'}: it is out of the set soon, or follows again"
+
+
+def _of_answers(group: GroupRoute, answers: CopyAnswers) -> Iterator[str]:
+    """Problems in the answers of copies: a dead process keeps its session for a while."""
+    for copy in group.copies:
+        answer = answers.get(copy.address)
+        name = f"copy {copy.directory} of group {group.name}, at {copy.address},"
+        if isinstance(answer, str):
+            yield f"{name} does not answer, though its session at the registry lives: {answer}"
+        elif answer is None:
+            continue
+        elif copy.address == group.master and not answer.is_master:
+            yield f"{name} has taken over and is not open to clients yet: it waits until all it has is committed"
+        elif answer.epoch < group.epoch:
+            yield f"{name} has seen epoch {answer.epoch}, and its group is at {group.epoch}: it catches up"
+
+
+def _in_transit(found: Routed) -> Iterator[str]:
+    """Delayed messages that wait for a broker group that needs help to come back."""
+    groups = {group.name: group for group in found.groups}
+    for target, messages in sorted(in_transit(found).items()):
+        known = groups.get(target)
+        what = f"{messages:,} delayed {'message waits' if messages == 1 else 'messages wait'} for broker group {target}"
+        if known is None:
+            yield f"{what}, which is gone: `fairway delay retry --group {target} --may-repeat` sends them elsewhere"
+        elif not known.master:
+            yield f"{what}, which has no master: start its servers"
+        elif known.is_draining:
+            yield f"{what}, which is being drained: it takes them while its servers run"
+
+
+def in_transit(found: Routed) -> dict[str, int]:
+    """Due delayed messages that may not be stored yet, by broker group: the last reports of the delay masters."""
+    waiting: dict[str, int] = {}
+    for group in found.groups:
+        for copy in group.copies:
+            if group.kind == "delay" and copy.address == group.master:
+                for name, value in copy.load.items():
+                    if name.startswith(IN_TRANSIT):
+                        target = name.removeprefix(IN_TRANSIT)
+                        waiting[target] = waiting.get(target, 0) + int(value)
+    return waiting
+
+
+def _away(group: GroupRoute, copy: Copy) -> str:
+    """The group waits for a copy in sync that is down: no other copy may have all messages."""
+    name = f"copy {copy.directory} of group {group.name} is away"
+    if copy.is_in_sync:
+        return f"{name}, and counts as in sync: start it"
+    return f"{name}: start it, or forget it with `fairway cluster decommission {group.name} --copy {copy.directory}`"
+
+
+def _does(copy: Copy) -> str:
+    return "behind its master" if copy.role in ("", "follower") else copy.role
+
 
 app = typer.Typer(invoke_without_command=True)
 
-Watch = Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")]
-Check = Annotated[bool, typer.Option("--check", help="Exit status 4 unless all is well, and say what is not.")]
-Interval = Annotated[float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Between two looks.")]
-Servers = Annotated[str, typer.Argument(metavar="GROUP", help="The group of servers.", show_default=False)]
-Off = Annotated[bool, typer.Option("--off", help="Undo it: the group takes messages again.")]
-DrainAnyway = Annotated[bool, typer.Option("--force", help="Although nobody else takes some subjects' messages then.")]
-LoseIt = Annotated[bool, typer.Option("--force", help="Although messages are lost to consumers by it.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")]
+Check = Annotated[bool, typer.Option("--check", help="Print every problem; exit status 4 if there is one.")]
+Interval = Annotated[
+    float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Time between two refreshes.")
+]
+Servers = Annotated[str, typer.Argument(metavar="GROUP", help="The server group.", show_default=False)]
+Off = Annotated[bool, typer.Option("--off", help="Undo: the group takes new messages again.")]
+DrainAnyway = Annotated[
+    bool, typer.Option("--force", help="Drain even if no other group takes the messages of some subjects.")
+]
+LoseIt = Annotated[bool, typer.Option("--force", help="Decommission even if consumers lose messages.")]
 Copies = Annotated[
     list[str] | None,
-    typer.Option("--copy", metavar="ID", help="Only this copy of it, which is away and will not come back."),
+    typer.Option("--copy", metavar="ID", help="Only this copy, which is down and will not come back; may be repeated."),
 ]
 
 
 @app.callback()
+@common_options
 def cluster(
     context: typer.Context,
     watch: Watch = False,
     check: Check = False,
     interval_s: Interval = 1.0,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    *,
+    common: CommonOptions,
 ) -> None:
-    """The groups of servers: who lives and leads, epochs, how far copies are behind, and why one takes no messages.
+    """Show server groups: masters, epochs, replication lag, and why a group takes no messages.
 
-    Asked of a meta server, --url meta://HOST:PORT.
+    Needs a meta server: --url meta://HOST:PORT.
     """
     if context.invoked_subcommand is not None:
         return
     with output.failures("cluster"):
-        options = resolve(config, url=url, patience_s=patience_s).options
+        options = common.resolve()
         if watch:
-            _watch(options, interval_s, as_json=json)
+            _watch(options, interval_s, as_json=common.json)
             return
-        found = meta_client.everything(options)
+        found = connections.everything(options)
         wrong = troubles(found, ask_copies(found) if check else None)
-        if json:
+        if common.json:
             output.write_json(document(found, wrong))
         else:
             terminal.console().print(shown(found))
-        if check and not json:
+        if check and not common.json:
             for sentence in wrong or ["all is well: every group is led and takes messages, all copies are in sync"]:
                 terminal.say(sentence)
         if check and wrong:
@@ -71,56 +229,37 @@ def cluster(
 
 
 @app.command()
-def drain(
-    group: Servers,
-    off: Off = False,
-    force: DrainAnyway = False,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """Send no new messages to a group of servers; its subjects go to others, and what it holds is still consumed."""
-    from fairway.protocol.routing import RouteChange
+@common_options
+def drain(group: Servers, off: Off = False, force: DrainAnyway = False, *, common: CommonOptions) -> None:
+    """Send no new messages to a server group. Other groups take them; what it holds is still consumed."""
+    from fairway.protocol.route_messages import RouteChange
 
-    meta_client.decide(
-        "cluster drain", config, url, patience_s, RouteChange.DRAIN, group, is_on=not off, is_forced=force, as_json=json
-    )
+    common.decide("cluster drain", RouteChange.DRAIN, group, is_on=not off, is_forced=force)
 
 
 @app.command()
-def decommission(
-    group: Servers,
-    copy: Copies = None,
-    force: LoseIt = False,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """Give up a group of servers that was drained, or a copy of it. Refused while consumers are owed what it holds."""
-    from fairway.protocol.routing import RouteChange
+@common_options
+def decommission(group: Servers, copy: Copies = None, force: LoseIt = False, *, common: CommonOptions) -> None:
+    """Remove a drained server group, or a copy of a group. Refused while consumers still need its messages."""
+    from fairway.protocol.route_messages import RouteChange
 
-    meta_client.decide(
-        "cluster decommission", config, url, patience_s, RouteChange.DECOMMISSION, group,
-        groups=copy or (), is_forced=force, as_json=json,
-    )  # fmt: skip
+    common.decide("cluster decommission", RouteChange.DECOMMISSION, group, groups=copy or (), is_forced=force)
 
 
 def _watch(options: CliOptions, interval_s: float, *, as_json: bool) -> None:
     with host.asked_to_end() as ending:
         if as_json:
             while True:
-                output.write_json_line(_seen(meta_client.everything(options)))
+                output.write_json_line(_seen(connections.everything(options)))
                 if ending.wait(interval_s):
                     return
         from rich.live import Live
 
-        with Live(shown(meta_client.everything(options)), console=terminal.console(), auto_refresh=False) as live:
+        with Live(shown(connections.everything(options)), console=terminal.console(), auto_refresh=False) as live:
             while not ending.wait(interval_s):
                 try:
-                    live.update(shown(meta_client.everything(options)), refresh=True)
-                except (FairwayError, TimeoutError) as error:  # it may come back, and so do we
+                    live.update(shown(connections.everything(options)), refresh=True)
+                except (FairwayError, TimeoutError) as error:  # the meta server may come back: try again
                     live.console.print(f"{error}; still waiting", soft_wrap=True)
 
 
@@ -129,7 +268,7 @@ def _seen(found: Routed) -> dict[str, object]:
 
 
 def document(found: Routed, wrong: list[str]) -> dict[str, object]:
-    """For programs."""
+    """The cluster as a JSON document."""
     groups = []
     for group in found.groups:
         ends = _master_ends(group)
@@ -149,7 +288,7 @@ def document(found: Routed, wrong: list[str]) -> dict[str, object]:
 
 
 def shown(found: Routed) -> RichGroup:
-    """For people."""
+    """The cluster as a table with a summary."""
     from rich.console import Group as RichGroup
 
     columns = ("group", "kind", "epoch>", "copy", "at", "role", "in sync", "log ends>", "behind>", "")
@@ -167,7 +306,7 @@ def shown(found: Routed) -> RichGroup:
 
 
 def _rows(group: GroupRoute) -> list[tuple[str, ...]]:
-    """One for each copy; what concerns the whole group stands in the first."""
+    """A row for each copy; the first also has what concerns the whole group."""
     in_sync = sum(copy.is_in_sync for copy in group.copies)
     ends = _master_ends(group)
     rows: list[tuple[str, ...]] = []
@@ -191,7 +330,7 @@ def _rows(group: GroupRoute) -> list[tuple[str, ...]]:
 
 
 def _rot(copy: Copy) -> str:
-    """What its disk has lost, and nobody has brought back."""
+    """What the disk of the copy has lost for good."""
     spans = int(copy.load.get("rotten_spans", 0))
     return f"its disk has lost {spans:,} spans: replace it" if spans else ""
 
@@ -201,7 +340,7 @@ def _master_ends(group: GroupRoute) -> list[int]:
 
 
 def lag_bytes(copy: Copy, master_ends: list[int]) -> int | None:
-    """How much of the master's logs it does not have, as both said last; None: nobody knows."""
+    """How much of the master's logs the copy lacks, by their last reports; None if unknown."""
     if not copy.address or len(copy.ends) != len(master_ends) or not master_ends:
         return None
     return sum(max(theirs - own, 0) for theirs, own in zip(master_ends, copy.ends, strict=True))

@@ -1,48 +1,130 @@
-"""`fairway consume SUBJECT --group GROUP`: be a consumer of the group; print what it gets, then ack it."""
+"""`fairway consume` prints messages as a consumer of a group; `fairway tail` prints them without a group.
+
+`ShownMessage` is a message as JSON, for `dead` and `trace`, too.
+"""
 
 from __future__ import annotations
 
+import base64
 import enum
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from fairway.cli import messages, output
-from fairway.cli.client import AsJson, Patience, Subject, Url, connected, describe
-from fairway.cli.settings import ConfigFile
-from fairway.errors import Code, Refused
-from fairway.world import host, terminal
+from fairway.cli import arguments, output
+from fairway.cli.connections import CommonOptions, Subject, common_options, describe
+from fairway.errors import Code, InvariantViolated, Refused
+from fairway.runtime import host, terminal
 
 if TYPE_CHECKING:
     from fairway import Client, Consumer, Message
-    from fairway.world.workers import Ending
+    from fairway.client.commands import SeekTarget
+    from fairway.protocol.admin_messages import Scanned
+    from fairway.protocol.delivery import LazyBatch
+    from fairway.runtime.signals import Ending
 
-_HANDFUL = 256  # printed between two flushes, after which they are acked
+
+class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `--json` prints for a message. A payload that is not UTF-8 is in `payload_base64` instead."""
+
+    subject: str
+    sequence: int
+    id: str
+    created_at: datetime
+    appended_at: datetime
+    key: str | None = None
+    tags: list[str] = []
+    headers: dict[str, str] = {}
+    group: str | None = None
+    attempt: int | None = None
+    payload: str | None = None
+    payload_base64: str | None = None
+
+
+def of_message(message: Message) -> ShownMessage:
+    """A delivered message."""
+    text, coded = of_payload(message.payload)
+    return ShownMessage(
+        subject=message.subject,
+        sequence=message.sequence,
+        id=str(message.id),
+        created_at=message.created_at,
+        appended_at=message.appended_at,
+        key=message.key,
+        tags=list(message.tags),
+        headers=message.headers,
+        group=message.group,
+        attempt=message.attempt,
+        payload=text,
+        payload_base64=coded,
+    )
+
+
+def of_page(subject: str, page: LazyBatch, sequence: int) -> ShownMessage:
+    """A message of a stored batch."""
+    batch, index = page.batch, sequence - page.first_sequence
+    text, coded = of_payload(batch.payloads[index])
+    return ShownMessage(
+        subject=subject,
+        sequence=sequence,
+        id=str(batch.id(index)),
+        created_at=_time(batch.created_ms(index)),
+        appended_at=_time(page.appended_ms),
+        key=batch.key(index),
+        tags=batch.tags(index),
+        headers=batch.headers(index),
+        payload=text,
+        payload_base64=coded,
+    )
+
+
+def write_line(shown: ShownMessage) -> None:
+    """Write one line of JSON to stdout."""
+    terminal.write_payload(msgspec.json.encode(shown))
+
+
+def of_payload(payload: bytes) -> tuple[str | None, str | None]:
+    """A payload as text, or else in base 64."""
+    try:
+        return payload.decode("utf-8"), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(payload).decode("ascii")
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms // 1_000, UTC) + timedelta(milliseconds=ms % 1_000)
+
+
+_HANDFUL = 256  # messages printed before a flush, and acked after it
 _PREFETCH = 2_000
-_LOOK_S = 0.2  # between two looks at whether to end
+_LOOK_S = 0.2  # between two checks whether to end
 
 
 class StartChoice(enum.Enum):
-    """Where a group that is new begins."""
+    """Where a new group begins."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 InGroup = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The group.", show_default=False)]
-Count = Annotated[int | None, typer.Option("--count", "-n", min=1, metavar="N", help="End after so many messages.")]
-Ack = Annotated[bool, typer.Option("--ack/--no-ack", help="Without ack they go back to the group at the end.")]
-NewStart = Annotated[StartChoice, typer.Option("--start", help="Where a group that is new begins.")]
+Count = Annotated[int | None, typer.Option("--count", "-n", min=1, metavar="N", help="Stop after N messages.")]
+Ack = Annotated[bool, typer.Option("--ack/--no-ack", help="Ack printed messages, or hand them back at the end.")]
+NewStart = Annotated[StartChoice, typer.Option("--start", help="Where a new group begins.")]
 Create = Annotated[
     bool,
-    typer.Option("--create/--no-create", help="Make a subject or a group that does not exist; else refuse it."),
+    typer.Option("--create/--no-create", help="Create a missing subject or group, or refuse it."),
 ]
 Idle = Annotated[
     float | None,
-    typer.Option("--idle-s", min=0.01, metavar="SECONDS", help="End when none has come for so long; else never."),
+    typer.Option("--idle-s", min=0.01, metavar="SECONDS", help="Stop after SECONDS without a message; unset: never."),
 ]
 
 
+@common_options
 def consume(
     subject: Subject,
     group: InGroup,
@@ -51,24 +133,25 @@ def consume(
     start: NewStart = StartChoice.EARLIEST,
     create: Create = True,
     idle_s: Idle = None,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    *,
+    common: CommonOptions,
 ) -> None:
-    """Print the payloads that a group is owed, one a line, as a consumer of it; each is acked once it is printed.
+    """Consume as a member of a group: print payloads, one a line, and ack what is printed.
 
-    A subject or a group that does not exist is made, and a line on stderr says so; --no-create refuses it instead.
-    Ctrl-C or SIGTERM ends it: what was printed is acked, the rest goes back to the group at once.
+    A subject or a group that does not exist is created, and a line on stderr
+    says so; --no-create refuses it instead.
+
+    Ctrl-C or SIGTERM ends it: what was printed is acked, the rest goes back to
+    the group at once.
     """
-    with connected("consume", config, url, patience_s) as client:
+    with common.connected("consume") as client:
         from fairway.protocol.messages import Whence
 
         _check_existence(client, subject, group, start, may_create=create)
         prefetch = min(count or _PREFETCH, _PREFETCH)
         whence = Whence.LATEST if start is StartChoice.LATEST else Whence.EARLIEST
         with client.consumer(subject, group, start=whence, prefetch_messages=prefetch) as consumer:
-            printed = _Printing(consumer, as_json=json, is_acking=ack)
+            printed = _Printing(consumer, as_json=common.json, is_acking=ack)
             with host.asked_to_end() as ending:
                 printed.run(count, idle_s, ending)
         if terminal.is_terminal(err=True):
@@ -77,7 +160,7 @@ def consume(
 
 
 def _check_existence(client: Client, subject: str, group: str, start: StartChoice, *, may_create: bool) -> None:
-    """Say what joining will make: a name that is misspelt would else wait for ever without a word."""
+    """Say what joining creates: a misspelt name would otherwise wait for ever without a word."""
     has_subject, has_group = _existing(client, subject, group)
     if has_subject and has_group:
         return
@@ -95,8 +178,8 @@ def _check_existence(client: Client, subject: str, group: str, start: StartChoic
 
 
 def _existing(client: Client, subject: str, group: str) -> tuple[bool, bool]:
-    """Whether the subject exists, and whether the group does on it."""
-    from fairway.protocol.admin import Depth
+    """Whether the subject exists, and whether it has the group."""
+    from fairway.protocol.admin_messages import Depth
 
     try:
         _, found = describe(client, Depth.GROUPS, subject, group)
@@ -110,7 +193,7 @@ def _existing(client: Client, subject: str, group: str) -> tuple[bool, bool]:
 
 
 class _Printing:
-    """One consumer's messages on stdout."""
+    """Prints the messages of a consumer to stdout."""
 
     def __init__(self, consumer: Consumer, *, as_json: bool, is_acking: bool) -> None:
         self._consumer = consumer
@@ -129,13 +212,99 @@ class _Printing:
                 self._print(found)
 
     def _print(self, found: list[Message]) -> None:
-        """What leaves this process is acked, and nothing else is."""
+        """Ack only messages that have left this process."""
         for message in found:
             if self._as_json:
-                messages.write_line(messages.of_message(message))
+                write_line(of_message(message))
             else:
                 terminal.write_payload(message.payload)
         terminal.flush()
         self.count += len(found)
         if self._is_acking:
             self._consumer.ack(found)
+
+
+From = Annotated[str, typer.Option("--from", metavar="POSITION", help=arguments.HELP)]
+Follow = Annotated[
+    bool, typer.Option("--follow/--no-follow", help="Wait for new messages, or end with those stored now.")
+]
+
+
+@common_options
+def tail(
+    subject: Subject, start: From = "latest", count: Count = None, follow: Follow = True, *, common: CommonOptions
+) -> None:
+    """Print the payloads of a subject, one a line, and wait for new messages until Ctrl-C.
+
+    It reads the log without a group: nothing is acked, and no consumer gets
+    less. Dead letters are a subject, too: dead:GROUP:SUBJECT.
+    """
+    with common.connected("tail") as client, host.asked_to_end() as ending:
+        _Tail(client, subject, ending, as_json=common.json).run(arguments.parse(start), count, is_following=follow)
+
+
+class _Tail:
+    """Prints a subject from a position on."""
+
+    def __init__(self, client: Client, subject: str, ending: Ending, *, as_json: bool) -> None:
+        self._client = client
+        self._subject = subject
+        self._ending = ending
+        self._as_json = as_json
+        self._printed = 0
+
+    def run(self, start: SeekTarget, count: int | None, *, is_following: bool) -> None:
+        at = self._begin(start, is_following=is_following)
+        while True:
+            before = at
+            for page in self._pages(at):
+                for sequence in range(max(at, page.first_sequence), page.end_sequence):
+                    self._print(page, sequence)
+                    if self._printed == count:
+                        terminal.flush()
+                        return
+                at = max(at, page.end_sequence)
+            terminal.flush()
+            if not is_following or self._ending.wait(_LOOK_S if at == before else 0.0):
+                return
+
+    def _pages(self, at: int) -> Iterator[LazyBatch]:
+        """The stored batches from a sequence on, until the process is asked to end."""
+        for page in self._client.scan(self._subject, at):
+            yield page
+            if self._ending.is_asked:
+                return
+
+    def _print(self, page: LazyBatch, sequence: int) -> None:
+        self._printed += 1
+        if self._as_json:
+            write_line(of_page(self._subject, page, sequence))
+        else:
+            terminal.write_payload(page.batch.payloads[sequence - page.first_sequence])
+
+    def _begin(self, start: SeekTarget, *, is_following: bool) -> int:
+        """The sequence of the position now, so that `tail` skips nothing that arrives meanwhile."""
+        has_waited = False
+        while not self._ending.is_asked:
+            try:
+                sequence = self._where(start).next_sequence
+            except Refused as refused:
+                if refused.code is not Code.NO_SUCH_SUBJECT or not is_following:
+                    raise
+                if not has_waited:
+                    terminal.say(f"fairway tail: nothing was sent to {self._subject} yet, waiting for it", err=True)
+                start, has_waited = "earliest", True
+                self._ending.wait(_LOOK_S)
+            else:
+                return start if isinstance(start, int) else sequence
+        return 0
+
+    def _where(self, start: SeekTarget) -> Scanned:
+        from fairway.client.commands import place_of
+        from fairway.protocol.admin_messages import Scan, Scanned
+
+        whence, value = place_of(start)
+        told = self._client.ask(Scan(self._subject, whence, value, None, 0))
+        if not isinstance(told, Scanned):
+            raise InvariantViolated(f"a scan was answered with {told!r}")
+        return told

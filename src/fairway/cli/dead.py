@@ -1,7 +1,7 @@
-"""`fairway dead list|show|redrive`: messages that a group has given up, why, and back to it with them.
+"""`fairway dead list|show|redrive`: messages that a group has given up.
 
-Dead letters of a group are a subject of the broker's own; what was redriven from it lies in the group's inbox, copied
-under the sequence that it has among the dead letters. So both together tell which letters are still dead.
+The dead letters of a group are a subject. The broker copies redriven letters to the inbox of the group, and the copy
+carries the letter's sequence. The letters that have no copy in the inbox are still dead.
 """
 
 from __future__ import annotations
@@ -12,60 +12,53 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from fairway.cli import messages, output
-from fairway.cli.client import AsJson, Group, Patience, Subject, Url, connected
-from fairway.cli.messages import ShownMessage
-from fairway.cli.settings import ConfigFile
+from fairway.cli import consume, output
+from fairway.cli.connections import CommonOptions, Group, Subject, common_options
+from fairway.cli.consume import ShownMessage
 from fairway.errors import Code, Misuse, Refused
-from fairway.world import terminal
+from fairway.runtime import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
     from fairway.groups.attempts import AttemptHistory
-    from fairway.protocol.page import LazyBatch
+    from fairway.protocol.delivery import LazyBatch
 
 app = typer.Typer(no_args_is_help=True)
 
 _PAYLOAD_CHARS = 40  # of a payload in a table
 
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most so many.")]
-WithRedriven = Annotated[bool, typer.Option("--all", help="Those that were redriven, too.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `dead list` shows it.", show_default=False)]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.", show_default=False)]
-Everything = Annotated[bool, typer.Option("--all", help="All that are there now.")]
-Rate = Annotated[int, typer.Option("--rate", min=0, metavar="N", help="At most so many a second; 0: no bound.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
+WithRedriven = Annotated[bool, typer.Option("--all", help="Also those that were redriven.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Message ID, as `dead list` shows it.", show_default=False)]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="IDs of dead letters.", show_default=False)]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters that exist now.")]
+Rate = Annotated[int, typer.Option("--rate", min=0, metavar="N", help="At most N a second; 0: no limit.")]
 
 
 class _Letter(ShownMessage, frozen=True, omit_defaults=True):
     """What `--json` prints for a dead letter."""
 
-    history: AttemptHistory | None = None  # None: it died before histories were kept, or has no room for one
+    history: AttemptHistory | None = None  # None: the broker kept no histories then, or the message had no room for one
 
 
 @app.callback()
 def _root() -> None:
-    """Messages that a group has given up: look at them, and hand them to it again."""
+    """Dead letters: messages that a group has given up. List, show and redrive them."""
 
 
 @app.command("list")
+@common_options
 def list_letters(
-    subject: Subject,
-    group: Group,
-    limit: Limit = 100,
-    with_redriven: WithRedriven = False,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    subject: Subject, group: Group, limit: Limit = 100, with_redriven: WithRedriven = False, *, common: CommonOptions
 ) -> None:
-    """Dead letters, oldest first: how often each was tried, and the last reason."""
-    from fairway.broker.dead_letter import HISTORY_ATTEMPTS, HISTORY_REASON, HISTORY_TIME
+    """List dead letters, oldest first, with their attempts and the last reason."""
+    from fairway.broker.dead_letters import HISTORY_ATTEMPTS, HISTORY_REASON, HISTORY_TIME
 
-    with connected("dead list", config, url, patience_s) as client:
+    with common.connected("dead list") as client:
         letters = _letters(client, subject, group, with_redriven=with_redriven)
         found = [each for _, each in zip(range(limit), letters, strict=False)]
         has_more = len(found) == limit and next(letters, None) is not None
-    if json:
+    if common.json:
         output.write_json({"letters": found, "has_more": has_more})
         return
     table = output.table("dead letters", "id", "died (UTC)", "attempts>", "reason", "key", "payload")
@@ -86,25 +79,21 @@ def list_letters(
 
 
 @app.command("show")
-def show_letter(
-    subject: Subject,
-    group: Group,
-    id: Id,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """One dead letter whole: headers, failed attempts, and the payload. The latest, if it died more than once."""
-    from fairway.broker.dead_letter import HISTORY
+@common_options
+def show_letter(subject: Subject, group: Group, id: Id, *, common: CommonOptions) -> None:
+    """Show a dead letter: headers, failed attempts, payload. The latest, if it died more than once."""
+    from fairway.broker.dead_letters import HISTORY
 
-    with connected("dead show", config, url, patience_s) as client:
+    with common.connected("dead show") as client:
         found = None
         for each in _letters(client, subject, group, with_redriven=True):
             found = each if each.id == id.upper() else found
         if found is None:
-            raise Refused(Code.BAD_REQUEST, f"there is no dead letter {id} of {group} on {subject}")
-    if json:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"there is no dead letter {id} of {group} on {subject}: `fairway dead list` shows their IDs",
+            )
+    if common.json:
         output.write_json(found)
         return
     out = terminal.console()
@@ -120,28 +109,27 @@ def show_letter(
 
 
 @app.command("redrive")
+@common_options
 def redrive_letters(
     subject: Subject,
     group: Group,
     ids: Ids = None,
     everything: Everything = False,
     rate: Rate = 0,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    *,
+    common: CommonOptions,
 ) -> None:
-    """Hand dead letters to their group again; no other group sees them. Exit status 1 if an id is not among them."""
-    with connected("dead redrive", config, url, patience_s) as client:
+    """Deliver dead letters to their group again, and to no other. Exit status 1 if an ID is unknown."""
+    with common.connected("dead redrive") as client:
         if bool(ids) == everything:
-            raise Misuse("name the ids, or say --all")
+            raise Misuse("give the IDs of dead letters, or --all")
         redriven = client.redrive(subject, group, ids or None, rate_per_s=rate)
-    if json:
+    if common.json:
         output.write_json(output.named(redriven))
     else:
         terminal.say(f"{output.count(redriven.count, 'message')} handed to {group} on {subject} again")
         for unknown in redriven.unknown:
-            terminal.say(f"fairway dead redrive: {unknown} is not among the dead letters", err=True)
+            terminal.say(f"fairway dead redrive: there is no dead letter {unknown}", err=True)
     if redriven.unknown:
         raise typer.Exit(output.Exit.FAILED)
 
@@ -159,8 +147,8 @@ def _show_attempts(history: AttemptHistory) -> None:
 
 def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -> Iterator[_Letter]:
     from fairway import names
-    from fairway.broker.copies import stream_of
-    from fairway.broker.dead_letter import HISTORY
+    from fairway.broker.dead_letters import HISTORY
+    from fairway.broker.message_copies import stream_of
     from fairway.groups.attempts import decode
 
     who, where = names.GroupName.parse(group), names.Subject.parse_any(subject)
@@ -175,12 +163,12 @@ def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -
     for page in _scan(client, dead):
         for sequence in range(page.first_sequence, page.end_sequence):
             if sequence not in gone:
-                shown = messages.of_page(str(dead), page, sequence)
+                shown = consume.of_page(str(dead), page, sequence)
                 yield _Letter(**msgspec.structs.asdict(shown), history=decode(shown.headers.get(HISTORY, "")))
 
 
 def _scan(client: Client, subject: str) -> Iterator[LazyBatch]:
-    """All that is stored; a subject of the broker's own that was never needed has nothing."""
+    """All stored batches of a subject; none, if the broker never needed the subject."""
     try:
         yield from client.scan(subject)
     except Refused as refused:
@@ -189,7 +177,7 @@ def _scan(client: Client, subject: str) -> Iterator[LazyBatch]:
 
 
 def _number(text: str | None) -> int:
-    """Of milliseconds; more digits than these are a time that no calendar shows, and not the broker's."""
+    """A header in milliseconds, or 0. The broker writes no more digits, and no calendar shows such a time."""
     return int(text) if text is not None and len(text) <= 14 and text.isascii() and text.isdigit() else 0
 
 

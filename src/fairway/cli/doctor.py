@@ -1,4 +1,4 @@
-"""`fairway doctor`: is this machine fit, does the broker answer, is anything about it unwise? Each with a remedy."""
+"""`fairway doctor`: check this machine, the settings and the broker, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ import typer
 
 from fairway import __version__, limits
 from fairway.cli import output
-from fairway.cli.broker import Data
-from fairway.cli.client import AsJson, Patience, Url, describe
-from fairway.cli.options import CliOptions
-from fairway.cli.settings import ConfigFile, Settings, resolve
+from fairway.cli.connections import CommonOptions, common_options, describe
+from fairway.cli.settings import CliOptions, Data, Settings, resolve
 from fairway.errors import Refused, Unreachable
-from fairway.world import host, terminal
-from fairway.world.clock import RealClock
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
     from fairway import Client, InTransit
-    from fairway.protocol.admin import GroupDescription
+    from fairway.protocol.admin_messages import GroupDescription
 
 _PYTHON_MIN = (3, 11)
 _DESCRIPTORS_WANTED = limits.CONNECTIONS_MAX + limits.SPARE_DESCRIPTORS
 _ROOM_BYTES_LOW = limits.GIB  # a busy broker writes this in a minute
-_CLOCKS_APART_MS_MAX = 1_000  # what retention, times and people notice
+_CLOCKS_APART_MS_MAX = 1_000  # beyond this, retention and the times of messages are visibly wrong
 _CONNECTIONS_HIGH = 0.8
 _EXTRAS = {
     "numpy": "large batches are checked much faster with it",
@@ -42,7 +40,7 @@ class CheckStatus(enum.Enum):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One question and its answer."""
+    """A check and its result."""
 
     name: str
     state: CheckStatus
@@ -50,21 +48,17 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def doctor(
-    data: Data = None,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """Check this machine, the settings and the broker; say what to do about each thing that is not right.
+@common_options
+def doctor(data: Data = None, *, common: CommonOptions) -> None:
+    """Check this machine, the settings and the broker; name a remedy for each problem.
 
-    Exit status: 0 nothing is wrong (warnings are not), 3 the broker does not answer, 1 something else has failed.
+    Exit status: 0 ok or warnings alone, 1 a check failed, 3 the broker does not
+    answer and nothing else failed.
     """
     with output.failures("doctor"):
-        settings = resolve(config, url=url, patience_s=patience_s, data=data)
+        settings = resolve(common.config, url=common.url, patience_s=common.patience_s, data=data)
         checks = [*_machine(settings.options), *_settings(settings), *_broker(settings.options)]
-    if json:
+    if common.json:
         output.write_json({"checks": checks})
     else:
         _show(checks)
@@ -131,7 +125,7 @@ def _directory(data: str, low_water_bytes: int) -> Iterator[Check]:
 
 
 def _disk(free_bytes: int, *, is_read_only: bool) -> Iterator[Check]:
-    """Of the broker. An older one does not say how much is free: 0."""
+    """The disk of the broker. An older broker reports 0 free bytes."""
     if free_bytes or is_read_only:
         yield _room("broker's disk", free_bytes, is_full=is_read_only)
 
@@ -162,7 +156,7 @@ def _settings(settings: Settings) -> Iterator[Check]:
 
 def _broker(options: CliOptions) -> Iterator[Check]:
     import fairway
-    from fairway.protocol.admin import Depth
+    from fairway.protocol.admin_messages import Depth
 
     clock = RealClock()
     try:
@@ -214,7 +208,7 @@ def _broker(options: CliOptions) -> Iterator[Check]:
 
 
 def _in_transit(client: Client) -> list[InTransit]:
-    """Delayed messages on their way, if there is a delay server to say so."""
+    """Delayed messages on their way; none without a delay server."""
     try:
         return client.delayed.in_transit()
     except (Refused, Unreachable, TimeoutError):

@@ -15,30 +15,26 @@ from fairway.cli import (
     bench,
     broker,
     cluster,
-    config,
-    configure,
     consume,
     dead,
     delay,
-    demo,
+    directory,
     doctor,
-    group,
-    inspect,
+    group_admin,
     meta,
     outbox,
     pipeline,
     produce,
+    settings,
     spool,
-    steer,
     subject,
-    subjects,
-    tail,
     top,
 )
+from fairway.cli.demo import broker as demo
+from fairway.cli.directory import verify
 from fairway.cli.trace import trace
-from fairway.cli.verify import verify
-from fairway.world import terminal
-from fairway.world.log_format import EscapingFormatter
+from fairway.runtime import terminal
+from fairway.runtime.service import EscapingFormatter
 
 app = typer.Typer(
     name="fairway",
@@ -64,7 +60,7 @@ def _root(
 ) -> None:
     """A message queue for Python shops whose data platform is Spark.
 
-    Exit status: 0 ok, 1 failed, 2 usage, 3 nobody answers, 4 found damage or imbalance.
+    Exit status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 found damage or imbalance.
     """
 
 
@@ -76,20 +72,20 @@ app.command("meta", help=meta.HELP, rich_help_panel=_RUN)(meta.serve)
 app.add_typer(demo.app, name="demo", rich_help_panel=_RUN)
 app.command(rich_help_panel=_USE)(produce.produce)
 app.command(rich_help_panel=_USE)(consume.consume)
-app.command(rich_help_panel=_USE)(tail.tail)
+app.command(rich_help_panel=_USE)(consume.tail)
 app.command(rich_help_panel=_WATCH)(top.top)
-app.command(rich_help_panel=_WATCH)(subjects.subjects)
-app.command(rich_help_panel=_WATCH)(subjects.groups)
-app.command(rich_help_panel=_WATCH)(subjects.lag)
+app.command(rich_help_panel=_WATCH)(subject.subjects)
+app.command(rich_help_panel=_WATCH)(subject.groups)
+app.command(rich_help_panel=_WATCH)(subject.lag)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_WATCH)
 app.command(rich_help_panel=_WATCH)(trace)
-app.command(rich_help_panel=_STEER)(steer.seek)
-app.command(rich_help_panel=_STEER)(steer.weight)
-app.command(rich_help_panel=_STEER)(steer.pause)
-app.command(rich_help_panel=_STEER)(steer.resume)
-app.command(rich_help_panel=_STEER)(configure.configure)
+app.command(rich_help_panel=_STEER)(group_admin.seek)
+app.command(rich_help_panel=_STEER)(group_admin.weight)
+app.command(rich_help_panel=_STEER)(group_admin.pause)
+app.command(rich_help_panel=_STEER)(group_admin.resume)
+app.command(rich_help_panel=_STEER)(group_admin.configure)
 app.add_typer(subject.app, name="subject", rich_help_panel=_STEER)
-app.add_typer(group.app, name="group", rich_help_panel=_STEER)
+app.add_typer(group_admin.app, name="group", rich_help_panel=_STEER)
 app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
 app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
 app.add_typer(spool.app, name="spool", rich_help_panel=_STEER)
@@ -97,14 +93,14 @@ app.add_typer(outbox.app, name="outbox", rich_help_panel=_STEER)
 app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_DATA)
 app.command(rich_help_panel=_CARE)(doctor.doctor)
 app.command(rich_help_panel=_CARE)(bench.bench)
-app.command(rich_help_panel=_CARE)(inspect.inspect)
+app.command(rich_help_panel=_CARE)(directory.inspect)
 app.command(rich_help_panel=_CARE)(verify)
-app.add_typer(config.app, name="config", rich_help_panel=_CARE)
+app.add_typer(settings.app, name="config", rich_help_panel=_CARE)
 
 
 def main() -> None:
-    """What the console script calls."""
-    if logging.lastResort is not None:  # has the warnings of libraries, for verbs that set up no log
+    """The entry point of the console script."""
+    if logging.lastResort is not None:  # prints the warnings of libraries for verbs without a log
         logging.lastResort.setFormatter(EscapingFormatter())
     app()
 

@@ -1,4 +1,4 @@
-"""`fairway meta`: a meta server, until it is told to end."""
+"""`fairway meta`: run a meta server until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,74 +7,61 @@ from typing import TYPE_CHECKING, Annotated
 
 from fairway import limits
 from fairway.cli import broker as broker_verbs
-from fairway.cli import output, server_log
-from fairway.cli.broker import Advertise, AllowRemote, BufferMib, Host, HttpPort, MemoryMib, Registry, SessionMs
-from fairway.cli.options import OnOff, flag
-from fairway.cli.settings import DEFAULT, ConfigFile, Settings, resolve
+from fairway.cli import output
+from fairway.cli.settings import DEFAULT, OnOff, ServerFlags, Settings, flag, resolve, server_flags
 from fairway.client.url import META_PORT
 from fairway.errors import Misuse
 from fairway.redaction import without_password
-from fairway.world import host as host_machine
+from fairway.runtime import host as host_machine
 
 if TYPE_CHECKING:
     from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-    from fairway.world.net import Net
+    from fairway.runtime.net import Net
 
-HELP = """Run a meta server: it says who lives, and which broker group carries which subject.
+HELP = """Run a meta server: it tells clients which broker groups carry a subject.
 
-Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT any number of meta servers may run; with
---registry sqlite:DIR there is one, and brokers register with it: --registry meta://HOST:PORT. SIGTERM or Ctrl-C stops
+Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT any
+number of meta servers may run. With --registry sqlite:DIR there is one, and
+brokers register with it: --registry meta://HOST:PORT. SIGTERM or Ctrl-C stops
 it cleanly, with exit status 0.
 """
 _REMEDY = "give --registry sqlite:DIR for a meta server alone, or zookeeper://HOST:PORT,HOST:PORT for several"
 
 Port = Annotated[int | None, flag("port", "N", default=META_PORT)]
-CreateSubjects = Annotated[OnOff | None, flag("create_subjects")]
-Spread = Annotated[int | None, flag("spread", "N")]
 
 
-def serve(
-    registry: Registry = None,
-    host: Host = None,
-    port: Port = None,
-    http_port: HttpPort = None,
-    advertise: Advertise = None,
-    create_subjects: CreateSubjects = None,
-    spread: Spread = None,
-    session_ms: SessionMs = None,
-    memory_mib: MemoryMib = None,
-    buffer_mib: BufferMib = None,
-    allow_remote: AllowRemote = None,
-    config: ConfigFile = None,
-) -> None:
-    """The help text is above."""
-    flags = {name: value for name, value in locals().items() if name != "config"}
+@server_flags(
+    "registry", "host", "port", "http_port", "advertise", "create_subjects", "spread", "session_ms", "memory_mib",
+    "buffer_mib", "allow_remote", port=Port,
+)  # fmt: skip
+def serve(*, flags: ServerFlags) -> None:
+    """See `HELP`."""
     with output.failures("meta"):
-        settings = resolve(config, **flags)
+        settings = resolve(**flags)
         if not host_machine.can_serve():
-            raise Misuse("a meta server runs on Linux, or on macOS for development; the other commands run here, too")
+            raise Misuse("a meta server needs Linux, or macOS for development; the other commands work on this system")
         check_registry(settings.options.registry)
-        from fairway.world import service
+        from fairway.runtime import service
 
         service.run_server(_serve(settings))
 
 
 def check_registry(url: str | None) -> str:
-    """The registry of a meta server: not that of another one."""
+    """Check the registry of a meta server; it cannot be another meta server."""
     if not url:
         raise Misuse(f"no registry: {_REMEDY}")
     if url.startswith("meta://"):
-        raise Misuse(f"{without_password(url)} is a meta server, which is no registry for another: {_REMEDY}")
+        raise Misuse(f"{without_password(url)} is a meta server, and cannot be the registry of another: {_REMEDY}")
     return url
 
 
 def meta_options(settings: Settings) -> MetaOptions:
-    """What the meta server makes of the settings."""
+    """The settings as options of a meta server."""
     from fairway import __version__
     from fairway.meta.server import MetaOptions
     from fairway.protocol import ConnectionOptions
-    from fairway.serving.hall import SessionManagerOptions
     from fairway.serving.memory_plan import meta_plan
+    from fairway.serving.session_manager import SessionManagerOptions
 
     options = settings.options
     memory = meta_plan(options.memory_mib, options.buffer_mib)
@@ -92,17 +79,17 @@ def meta_options(settings: Settings) -> MetaOptions:
         waiting_bytes_max=buffer_bytes,
         memory_bytes_max=memory.ceiling_bytes,
         registry_bytes_max=memory.registry_bytes,
-        hall=SessionManagerOptions(connections_max, buffer_bytes, buffer_bytes, connection),
+        session_manager=SessionManagerOptions(connections_max, buffer_bytes, buffer_bytes, connection),
     )
 
 
 async def _open_world(url: str, session_ms: int, net: Net) -> MetaWorld:
-    from fairway.lookup.opening import open_registry
+    from fairway.lookup.registries import open_registry
     from fairway.meta.server import MetaWorld
-    from fairway.registry.opening import is_sqlite, parse_sqlite
     from fairway.registry.sqlite import SqliteRegistry
-    from fairway.world.clock import RealClock
-    from fairway.world.rng import RealRng
+    from fairway.registry.urls import is_sqlite, parse_sqlite
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.rng import RealRng
 
     clock, rng = RealClock(), RealRng()
     if is_sqlite(url):
@@ -117,12 +104,12 @@ async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> M
     from fairway.meta.server import MetaServer
 
     world = await _open_world(url, session_ms, net)
-    return await MetaServer.start(world, options, lambda sentence: server_log.line(f"fairway meta: {sentence}"))
+    return await MetaServer.start(world, options, lambda sentence: output.line(f"fairway meta: {sentence}"))
 
 
 async def _serve(settings: Settings) -> None:
-    """Start, say so, wait, stop."""
-    from fairway.cli.starting import ports_taken, settle, unless_asked
+    """Start the server, print that it is ready, wait, stop."""
+    from fairway.cli.broker import ports_taken, settle, unless_asked
     from fairway.client.url import BrokerAddress
 
     asked = broker_verbs.asked_to_end()
@@ -134,6 +121,6 @@ async def _serve(settings: Settings) -> None:
         return
     settle("meta")
     http = f" and http://{BrokerAddress(options.host, started.http_port)}" if started.http_port is not None else ""
-    server_log.ready(f"fairway meta: ready at meta://{BrokerAddress(options.host, started.port)}{http}, registry {url}")
+    output.ready(f"fairway meta: ready at meta://{BrokerAddress(options.host, started.port)}{http}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)
     await started.stop()

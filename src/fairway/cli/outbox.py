@@ -1,4 +1,4 @@
-"""`fairway outbox status|list|show|retry|discard|create|relay`: the table in a user's database, and what lies in it."""
+"""`fairway outbox`: the outbox in a user's database, and a relay that sends its messages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fairway.cli import output
-from fairway.cli.client import AsJson, Url
+from fairway.cli.connections import AsJson, Url
 from fairway.cli.settings import ConfigFile, resolve
 from fairway.errors import FairwayError, Misuse
-from fairway.world import terminal
+from fairway.runtime import terminal
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from fairway.sql.outbox import Outbox
+    from fairway.sql.outbox_rows import RefusedBatch
     from fairway.sql.relay import Relay
-    from fairway.sql.rows import RefusedBatch
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -37,28 +37,28 @@ Database = Annotated[
     ),
 ]
 TableName = Annotated[str, typer.Option("--table", metavar="[SCHEMA.]NAME", help="The outbox's table.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most so many.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, as `outbox list` shows it.", show_default=False)]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Which ones.", show_default=False)]
-SomeIds = Annotated[list[str], typer.Argument(metavar="ID...", help="Which ones.", show_default=False)]
-Everything = Annotated[bool, typer.Option("--all", help="All that are there now.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Row ID, as `outbox list` shows it.", show_default=False)]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Row IDs.", show_default=False)]
+SomeIds = Annotated[list[str], typer.Argument(metavar="ID", help="Row IDs.", show_default=False)]
+Everything = Annotated[bool, typer.Option("--all", help="All rows that are set aside now.")]
 Lease = Annotated[
     float,
-    typer.Option("--lease-s", min=1, metavar="SECONDS", help="How long rows are kept from other relays."),
+    typer.Option("--lease-s", min=1, metavar="SECONDS", help="How long a relay reserves rows."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="End when what was there in the beginning is sent, or set aside.")]
+Once = Annotated[bool, typer.Option("--once", help="Stop when the rows of the beginning are sent or set aside.")]
 
 _TABLE = "fairway_outbox"
 
 
 @app.callback()
 def _root() -> None:
-    """Messages that wait in a database's outbox: how many, which were refused and why, and a relay that sends them."""
+    """The outbox in a database: count, list and repair its messages; run a relay that sends them."""
 
 
 @app.command("status")
 def status(database: Database, table: TableName = _TABLE, json: AsJson = False) -> None:
-    """How many messages wait, how old the oldest is, how many were set aside."""
+    """Show how many messages wait, the age of the oldest, and how many were set aside."""
     with _opened("outbox status", database, table) as outbox:
         state = outbox.state()
     if json:
@@ -75,13 +75,13 @@ def status(database: Database, table: TableName = _TABLE, json: AsJson = False) 
         terminal.say("overdue for more than a minute: is a relay running, and a broker (`fairway outbox relay`)?")
     if state.set_aside:
         terminal.say(
-            "what was set aside: `fairway outbox list`; once the cause is mended: `fairway outbox retry --all`"
+            "`fairway outbox list` shows why rows were set aside; remove the cause, then `fairway outbox retry --all`"
         )
 
 
 @app.command("list")
 def list_rows(database: Database, table: TableName = _TABLE, limit: Limit = 100, json: AsJson = False) -> None:
-    """What was set aside, oldest first, and why."""
+    """List the rows that were set aside, oldest first, with the reason."""
     with _opened("outbox list", database, table) as outbox:
         found = outbox.set_aside(limit)
     if json:
@@ -94,11 +94,11 @@ def list_rows(database: Database, table: TableName = _TABLE, limit: Limit = 100,
 
 @app.command("show")
 def show(database: Database, id: Id, table: TableName = _TABLE, json: AsJson = False) -> None:
-    """One row that was set aside, with its messages."""
+    """Show a row that was set aside, with its messages."""
     with _opened("outbox show", database, table) as outbox:
         found = [each for each in outbox.set_aside(1_000_000) if each.id == id.upper()]
         if not found:
-            raise FairwayError(f"{id} is not among what was set aside: `fairway outbox list` shows that")
+            raise FairwayError(f"no row {id} is set aside: `fairway outbox list` shows the rows")
         [row] = found
         messages = _messages(row)
     if json:
@@ -117,17 +117,17 @@ def show(database: Database, id: Id, table: TableName = _TABLE, json: AsJson = F
 def retry(
     database: Database, ids: Ids = None, everything: Everything = False, table: TableName = _TABLE, json: AsJson = False
 ) -> None:
-    """Let relays send again what was set aside. Exit status 1 if an id is not among it."""
+    """Let relays send rows that were set aside again. Exit status 1 if an ID is unknown."""
     with _opened("outbox retry", database, table) as outbox:
         if bool(ids) == everything:
-            raise Misuse("name the ids, or say --all")
+            raise Misuse("give the IDs of rows, or --all")
         found = outbox.retry(None if everything else [each.upper() for each in ids or ()])
     _tell("outbox retry", found, ids or [], json, "waits to be sent again")
 
 
 @app.command("discard")
 def discard(database: Database, ids: SomeIds, table: TableName = _TABLE, json: AsJson = False) -> None:
-    """Delete what was set aside: its messages are never sent. Exit status 1 if an id is not among it."""
+    """Delete rows that were set aside: their messages are never sent. Exit status 1 if an ID is unknown."""
     with _opened("outbox discard", database, table) as outbox:
         found = outbox.discard([each.upper() for each in ids])
     _tell("outbox discard", found, ids, json, "is deleted")
@@ -135,10 +135,10 @@ def discard(database: Database, ids: SomeIds, table: TableName = _TABLE, json: A
 
 @app.command("create")
 def create(database: Database, table: TableName = _TABLE) -> None:
-    """Make the table and its index, where they are missing."""
+    """Create the table and its index, if they are missing."""
     with output.failures("outbox create"), _engine(database) as engine:
         _outbox(engine, table).create()
-    terminal.say(f"the table {table} is there")
+    terminal.say(f"the table {table} exists")
 
 
 @app.command("relay")
@@ -151,13 +151,13 @@ def relay(
     url: Url = None,
     config: ConfigFile = None,
 ) -> None:
-    """Send what lies in the outbox, until it is told to end (Ctrl-C, SIGTERM). Any number of relays may run."""
-    from fairway.world import host
+    """Send the messages of the outbox until Ctrl-C or SIGTERM. Any number of relays may run."""
+    from fairway.runtime import host
 
     with output.failures("outbox relay"), _engine(database) as engine:
-        from fairway.sql.opening import split
+        from fairway.sql.database_urls import split
         from fairway.sql.relay import Relay
-        from fairway.sql.relaying import RelayOptions
+        from fairway.sql.relay_rounds import RelayOptions
 
         options = resolve(config, url=url).options
         name, schema = split(table)
@@ -183,8 +183,8 @@ def relay(
 
 
 def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
-    """Until nothing is left of what was there in the beginning, but for what is set aside."""
-    from fairway.world.clock import RealClock
+    """Wait until the rows of the beginning are sent or set aside."""
+    from fairway.runtime.clock import RealClock
 
     begun_ms = RealClock().wall_ms()
     while working.left_of(begun_ms) and not wait(_LOOK_S):
@@ -192,9 +192,9 @@ def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
 
 
 def check_relay(working: Relay) -> None:
-    """A process that lives and relays nothing would be restarted by nobody."""
+    """Raise if the relay has failed: a supervisor restarts a process only after it exits."""
     if working.has_failed:
-        raise FairwayError(f"{working.trouble}; the reason is above. Rows are safe in the table: start another relay")
+        raise FairwayError(f"{working.trouble}; see the errors above. Rows are safe in the table: start another relay")
 
 
 # --- the database -----------------------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def check_relay(working: Relay) -> None:
 
 @contextmanager
 def _engine(database: str) -> Iterator[Engine]:
-    """An engine; what a database says is a sentence and an exit status."""
+    """An engine of SQLAlchemy; errors of the database become a sentence and an exit status."""
     try:
-        from fairway.sql.opening import engine_at
+        from fairway.sql.database_urls import engine_at
     except ModuleNotFoundError:
         raise FairwayError(f"an outbox needs SQLAlchemy: {output.install('sql')}") from None
     with engine_at(database, "--database") as engine:
@@ -220,7 +220,7 @@ def _opened(verb: str, database: str, table: str) -> Iterator[Outbox]:
 
 
 def _outbox(engine: Engine, table: str) -> Outbox:
-    from fairway.sql.opening import split
+    from fairway.sql.database_urls import split
     from fairway.sql.outbox import Outbox
 
     name, schema = split(table)
@@ -265,6 +265,6 @@ def _tell(verb: str, found: list[str], asked: list[str], json: bool, what: str) 
     else:
         terminal.say(f"{output.count(len(found), 'row')}: {what}")
         for each in unknown:
-            terminal.say(f"fairway {verb}: {each} is not among what was set aside", err=True)
+            terminal.say(f"fairway {verb}: no row {each} is set aside", err=True)
     if unknown:
         raise typer.Exit(output.Exit.FAILED)

@@ -1,8 +1,14 @@
-"""How the command line speaks: tables for people or JSON for programs on stdout, progress and errors on stderr."""
+"""What the command line prints: tables for people or JSON for programs on stdout, progress and errors on stderr.
+
+A server prints one line on stdout when it is ready, without a time: programs that start servers wait for that line.
+Before, an error is an answer to whoever typed the command, and has no time. Afterwards every line on stderr is a log
+line and begins with the time in UTC.
+"""
 
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,20 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fairway.cli import server_log
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.world import terminal
+from fairway.runtime import terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.service import TimedFormatter, stamp
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_MOMENT_NS = 1_000_000_000  # what is done by then needs no bar
+
+_MOMENT_NS = 1_000_000_000  # shorter work needs no bar
 _REDRAW_NS = 100_000_000
 _ROWS_MAX = 50  # per table: ten thousand subjects are for --json
 
 
-# What is not in the core install, and which extra brings it.
+# Modules that the core install lacks, and the extras that have them.
 EXTRAS = {"numpy": "server", "uvloop": "server", "pyarrow": "arrow"}
 
 
@@ -39,14 +47,14 @@ class Exit(enum.IntEnum):
 
 @contextmanager
 def failures(verb: str) -> Iterator[None]:
-    """An error that Fairway raised on purpose is one sentence on stderr and an exit status, never a traceback."""
+    """Turn an error that Fairway raises on purpose into a sentence on stderr and an exit status, without traceback."""
     try:
         yield
     except (FairwayError, TimeoutError) as error:
         _say_failure(f"fairway {verb}: {error}")
         raise typer.Exit(_status(error)) from error
     except OSError as error:
-        if error.filename is None:  # not about a file that somebody has named: a bug, or a pipe that was closed
+        if error.filename is None:  # about no file of the user: a bug, or a closed pipe
             raise
         _say_failure(f"fairway {verb}: {os_sentence(error)}")
         raise typer.Exit(Exit.FAILED) from error
@@ -66,14 +74,14 @@ def failures(verb: str) -> Iterator[None]:
 
 
 def os_sentence(error: OSError) -> str:
-    """What the system says about a path, and the remedy."""
+    """The error of the system about a path, with the remedy."""
     return f"cannot use {error.filename}: {error.strerror}; check the path, and whether this user may go there"
 
 
 def _say_failure(sentence: str) -> None:
-    """With the time, where it ends a server that was ready."""
-    if server_log.is_on():
-        server_log.line(sentence)
+    """Print the sentence; with the time, if the error ends a server that was ready."""
+    if is_on():
+        line(sentence)
     else:
         terminal.say(sentence, err=True)
 
@@ -85,19 +93,19 @@ def _status(error: Exception) -> Exit:
 
 
 def install(extra: str) -> str:
-    """The command that brings an extra."""
+    """The command that installs an extra."""
     return f"pip install 'fairway[{extra}]'"
 
 
 def write_json(value: object) -> None:
-    """One document, indented, and a newline."""
+    """Write an indented document and a newline."""
     import msgspec
 
     terminal.write_text(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def write_json_line(value: object) -> None:
-    """One document on one line, at once: for what goes on and on."""
+    """Write a document on one line and flush: for output without an end."""
     import msgspec
 
     terminal.write_text(msgspec.json.encode(value).decode() + "\n")
@@ -105,7 +113,7 @@ def write_json_line(value: object) -> None:
 
 
 def named(value: object) -> Any:
-    """A message of the protocol, which is an array on the wire, with the names of its fields."""
+    """A message of the protocol as a dict; on the wire it is an array without names."""
     import msgspec
 
     if isinstance(value, msgspec.Struct):
@@ -115,7 +123,7 @@ def named(value: object) -> Any:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, in bytes, if a person is watching. Call what it gives with (done, total)."""
+    """A progress bar in bytes on stderr, if that is a terminal. Yields a function of (done, total)."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     errors = terminal.console(err=True)
@@ -133,10 +141,10 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def slow_bar(title: str, total: int | None, *, is_wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, in messages, if a person is watching and it takes longer than a moment. Call it with (done)."""
+    """A progress bar in messages on stderr, if that is a terminal, after a second. Yields a function of (done)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from fairway.world.clock import RealClock
+    from fairway.runtime.clock import RealClock
 
     errors, clock = terminal.console(err=True), RealClock()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -162,7 +170,7 @@ def slow_bar(title: str, total: int | None, *, is_wanted: bool = True) -> Iterat
 
 
 def table(title: str, *columns: str) -> Table:
-    """A plain table; a column whose heading ends in `>` is of numbers and flush right."""
+    """A plain table; a heading that ends in `>` makes a column of numbers, flush right."""
     from rich import box
     from rich.table import Table
 
@@ -173,7 +181,7 @@ def table(title: str, *columns: str) -> Table:
 
 
 def show_rows(into: Table, rows: Sequence[Sequence[str]], if_none: str, rows_max: int = _ROWS_MAX) -> None:
-    """Print the table, or a sentence where it would be empty."""
+    """Print the table, or a sentence instead of an empty table."""
     if not rows:
         terminal.say(if_none)
         return
@@ -182,7 +190,7 @@ def show_rows(into: Table, rows: Sequence[Sequence[str]], if_none: str, rows_max
 
 
 def fill(into: Table, rows: Sequence[Sequence[str]], rows_max: int = _ROWS_MAX) -> None:
-    """Add the rows: the newest ones where there are too many to read, and a word about the others."""
+    """Add the last `rows_max` rows, and a caption about the others."""
     left_out = len(rows) - rows_max
     for row in rows[max(left_out, 0) :]:
         into.add_row(*map(cell, row))
@@ -192,7 +200,7 @@ def fill(into: Table, rows: Sequence[Sequence[str]], rows_max: int = _ROWS_MAX) 
 
 
 def cell(text: str) -> Text:
-    """A text for a table on stdout; on a terminal it is escaped before the table measures it."""
+    """A text for a table on stdout. For a terminal it is escaped before the table measures its width."""
     from rich.text import Text
 
     return Text(terminal.shown(text))
@@ -223,19 +231,47 @@ def age(seconds: float) -> str:
 
 
 def share(part: float) -> str:
-    """`12 %`; a trace of something is not nothing."""
+    """`12 %`; `<1 %` for anything between 0 and 1 %."""
     return "<1 %" if 0 < part < 0.01 else f"{part:.0%}".replace("%", " %")
 
 
 def moment(ms: int | None) -> str:
-    """UTC, to the second; empty where there is none."""
+    """A time in UTC, to the second; empty for None."""
     if ms is None:
         return ""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def lost(groups: int, messages: int, dead: int) -> str:
-    """What went with a subject or a group, as the end of a sentence; empty: nothing did."""
+    """What was removed with a subject or a group, as the end of a sentence; empty for nothing."""
     counted = ((groups, "group"), (messages, "message"), (dead, "dead letter"))
     parts = [count(number, noun) for number, noun in counted if number]
     return f", with {' and '.join(parts)}" if parts else ""
+
+
+_state = {"is_on": False}
+
+
+def ready(sentence: str) -> None:
+    """Print that the server is ready, and begin the log."""
+    terminal.say(sentence)
+    begin()
+
+
+def begin() -> None:
+    """Begin the log: warnings of libraries and the error that ends the process have a time from now on."""
+    if not _state["is_on"]:
+        _state["is_on"] = True
+        handler = logging.StreamHandler()
+        handler.setFormatter(TimedFormatter())
+        logging.getLogger("fairway").addHandler(handler)
+
+
+def is_on() -> bool:
+    """Whether a server of this process has become ready."""
+    return _state["is_on"]
+
+
+def line(sentence: str) -> None:
+    """Log one event, with the time."""
+    terminal.say(f"{stamp(RealClock().wall_ms())} {sentence}", err=True)

@@ -11,38 +11,42 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from fairway.cli import output, times
-from fairway.cli.client import AsJson, Patience, Subject, Url, connected
-from fairway.cli.settings import ConfigFile
+from fairway.cli import arguments, output
+from fairway.cli.connections import CommonOptions, Subject, common_options
 from fairway.errors import Misuse
-from fairway.world import host, terminal
-from fairway.world.clock import RealClock
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
     from fairway import Client, Pending
 
 Payloads = Annotated[
-    list[str] | None, typer.Argument(metavar="[PAYLOAD]...", help="The messages; none: lines of stdin or of --file.")
+    list[str] | None, typer.Argument(metavar="PAYLOAD", help="Payloads; none: lines of stdin or of --file.")
 ]
 File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Send the lines of this file.")]
-Rate = Annotated[float | None, typer.Option("--rate", min=0.001, metavar="N", help="At most so many a second.")]
+Rate = Annotated[float | None, typer.Option("--rate", min=0.001, metavar="N", help="At most N messages a second.")]
 Count = Annotated[
     int | None,
-    typer.Option("--count", "-n", min=1, metavar="N", help="So many: of the lines, or the PAYLOADs over and over."),
+    typer.Option(
+        "--count", "-n", min=1, metavar="N", help="Send N messages: the first N lines, or the PAYLOADs in turn."
+    ),
 ]
 Key = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every message.")]
-Tags = Annotated[list[str] | None, typer.Option("--tag", "-t", metavar="TAG", help="A tag of every message; repeat.")]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", "-t", metavar="TAG", help="A tag of every message; may be repeated.")
+]
 After = Annotated[
     str | None,
-    typer.Option("--after", metavar="SPAN", help=f"Deliver each so much later: {times.SPAN_HELP}."),
+    typer.Option("--after", metavar="SPAN", help=f"Deliver after this delay: {arguments.SPAN_HELP}."),
 ]
-At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Deliver them then: 2027-01-01T00:00:00Z.")]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Deliver at this time: 2027-01-01T00:00:00Z.")]
 Headers = Annotated[
-    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of every message; repeat.")
+    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of every message; may be repeated.")
 ]
 
 
-def produce(  # noqa: PLR0913, PLR0917  (one per flag)
+@common_options
+def produce(
     subject: Subject,
     payloads: Payloads = None,
     file: File = None,
@@ -53,18 +57,18 @@ def produce(  # noqa: PLR0913, PLR0917  (one per flag)
     headers: Headers = None,
     after: After = None,
     at: At = None,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    *,
+    common: CommonOptions,
 ) -> None:
-    """Send messages: one for each line of stdin or of a file, or those on the command line.
+    """Send messages: lines of stdin or of a file, or payloads from the command line.
 
-    Returns when all of them are stored: exit status 0. Exit status 1: some were refused. 3: nobody answers.
+    Exit status: 0 all messages are stored, 1 some were refused, 3 no broker
+    answers.
 
-    With --after or --at they wait for their time: `fairway delay` shows them, and takes them back.
+    With --after or --at messages are delayed: `fairway delay` lists and cancels
+    them.
     """
-    with connected("produce", config, url, patience_s) as client:
+    with common.connected("produce") as client:
         when = _when(after, at)
         sending = _Sending(client, subject, key, tuple(tags or ()), _headers(headers or []), when)
         total = count if payloads and count else (len(payloads) if payloads else count)
@@ -74,11 +78,11 @@ def produce(  # noqa: PLR0913, PLR0917  (one per flag)
                 sending.send(payload)
                 advance(sending.count)
             client.flush()
-        sending.say(as_json=json)
+        sending.say(as_json=common.json)
 
 
 class _When(TypedDict, total=False):
-    """What `send` takes; neither of both: at once."""
+    """The delay that `send` takes; empty to deliver at once."""
 
     after: timedelta
     at: datetime
@@ -87,16 +91,16 @@ class _When(TypedDict, total=False):
 def _when(after: str | None, at: str | None) -> _When:
     when: _When = {}
     if after is not None:
-        when["after"] = times.span(after)
+        when["after"] = arguments.span(after)
     if at is not None:
-        when["at"] = times.due(at)
+        when["at"] = arguments.due(at)
     if len(when) > 1:
-        raise Misuse("either --after or --at, not both")
+        raise Misuse("give --after or --at, not both")
     return when
 
 
 class _Sending:
-    """What is sent, and what came of it."""
+    """Sends messages, and prints their receipts."""
 
     def __init__(
         self,
@@ -143,21 +147,21 @@ def _headers(raw: list[str]) -> dict[str, str]:
     pairs = [each.partition("=") for each in raw]
     for name, equals, _ in pairs:
         if not equals or not name:
-            raise Misuse(f"--header {name}: write NAME=VALUE")
+            raise Misuse(f"--header {name!r} is not NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
 def _lines(payloads: list[str] | None, file: Path | None, count: int | None) -> Iterator[bytes]:
     if payloads:
         if file is not None:
-            raise Misuse("either PAYLOADs or --file, not both")
+            raise Misuse("give PAYLOADs or --file, not both")
         texts = [each.encode() for each in payloads]
         return islice(cycle(texts), count or len(texts))
     return islice(_read(file), count)
 
 
 def _read(file: Path | None) -> Iterator[bytes]:
-    """Lines without their ends, as they come: a line that somebody types leaves at once."""
+    """Lines without their ends, as they come: a typed line leaves at once."""
     if file is None or str(file) == "-":
         for line in sys.stdin.buffer:
             yield line.removesuffix(b"\n")
@@ -171,7 +175,7 @@ def _read(file: Path | None) -> Iterator[bytes]:
 
 
 def _paced(payloads: Iterator[bytes], rate: float | None) -> Iterator[bytes]:
-    """No faster than that many a second, counted from the first."""
+    """At most `rate` payloads a second, counted from the first."""
     if rate is None:
         yield from payloads
         return

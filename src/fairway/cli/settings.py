@@ -1,25 +1,271 @@
-"""Where a setting comes from: a flag, else the environment, else `fairway.toml`, else the default.
+"""Settings: flags, environment variables, the keys of `fairway.toml`, and how they are resolved.
 
-The first of these that has a value is taken, setting by setting, and which one it was is remembered: `fairway config
-show` says it.
+All come from the fields of `CliOptions`. A field `port` is `--port` on the command line, `FAIRWAY_PORT` in the
+environment and `port = ...` in the file. To add a setting, add a field with its description, use the field, and add its
+row to docs/reference/configuration.md (a test compares them).
+
+`resolve` takes the first that has a value: a flag, the environment, the file, the default. It remembers the origin of
+each setting, which `fairway config show` prints. `server_flags` and `gathered` give verbs the options of settings.
 """
 
 from __future__ import annotations
 
 import difflib
+import enum
+import functools
+import inspect
 import tomllib
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from msgspec import Meta
 
-from fairway.cli.options import ENVIRONMENT_PREFIX, SETTINGS, CliOptions, Setting
+from fairway.cli import output
 from fairway.errors import Misuse
 from fairway.redaction import without_password
-from fairway.world import host
+from fairway.runtime import host, terminal
+
+ENVIRONMENT_PREFIX = "FAIRWAY_"
+_KEEP_HOURS_MAX = (
+    876_600  # a century; the least is 3.6 seconds, because ages are kept in milliseconds, and 0 is for ever
+)
+_GIB_MAX = 1_048_576  # a pebibyte
+_HORIZON_DAYS_MAX = 36_525  # a century
+
+
+class DurabilityChoice(enum.Enum):
+    """As `fairway.storage` has it; a help text need not import the storage."""
+
+    SYNC = "sync"
+    MEMORY = "memory"
+
+
+class OnOff(enum.Enum):
+    ON = "on"
+    OFF = "off"
+
+
+class CliOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. The description of a field is its help text and its documentation."""
+
+    # --- commands that speak to a broker
+    url: Annotated[
+        str,
+        Meta(
+            description="The server to connect to: fairway://HOST:PORT[,HOST:PORT] of a broker, meta://HOST:PORT of a "
+            "cluster. Append ?delay=HOST:PORT for a separate delay server."
+        ),
+    ] = "fairway://127.0.0.1:20880"
+    patience_s: Annotated[float, Meta(ge=0, description="How long to wait for a server that does not answer yet.")] = (
+        0.0
+    )
+
+    # --- commands that run a broker
+    data: Annotated[str | None, Meta(description="The data directory; created if it is missing.")] = None
+    host: Annotated[str, Meta(description="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535, description="The port to listen on; 0: any free port.")] = 20880
+    http_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65_535)] | None,
+        Meta(description="Serve /metrics, /livez and /readyz on this port; 0: any free port. Unset: not at all."),
+    ] = None
+    allow_remote: Annotated[
+        bool,
+        Meta(description="Listen on an address that other machines can reach, although there is no authentication."),
+    ] = False
+    durability: Annotated[
+        DurabilityChoice,
+        Meta(
+            description="When the broker confirms a message or an ack. sync: when it survives a power cut. memory: "
+            "when it survives a crash of the process; a power cut may lose the last 100 ms."
+        ),
+    ] = DurabilityChoice.SYNC
+    memory_mib: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="The memory limit of a server. --buffer-mib and --pending-max are parts of it; the rest is for "
+            "groups, dedupe windows, names and connections. The server refuses a sum that does not fit.",
+        ),
+    ] = 4_096
+    buffer_mib: Annotated[
+        int,
+        Meta(
+            ge=66,
+            description="The memory limit of each buffer: incomplete frames, waiting requests, and answers that "
+            "clients have not read.",
+        ),
+    ] = 128
+    keep_hours: Annotated[
+        Annotated[float, Meta(ge=0.001, le=_KEEP_HOURS_MAX)] | Literal["forever"] | None,
+        Meta(
+            description="Delete older messages that no group still needs, and their history; forever: delete nothing. "
+            "The data directory records the value; unset: the recorded value, 168 in a new directory."
+        ),
+    ] = None
+    keep_gib: Annotated[
+        Annotated[float, Meta(gt=0, le=_GIB_MAX)] | None,
+        Meta(description="Delete the oldest messages beyond this size that no group still needs; unset: no limit."),
+    ] = None
+    keep_owed_gib: Annotated[
+        Annotated[float, Meta(gt=0, le=_GIB_MAX)] | None,
+        Meta(
+            description="Beyond this size delete even messages that a group still needs, and count them as lost; "
+            "unset: never."
+        ),
+    ] = None
+    low_water_mib: Annotated[
+        int, Meta(ge=64, description="With less free disk space than this, take only acks and no messages.")
+    ] = 128
+    horizon_days: Annotated[
+        Annotated[float, Meta(gt=0, le=_HORIZON_DAYS_MAX)],
+        Meta(description="How far ahead a delayed message may be due."),
+    ] = 731.0
+    pending_max: Annotated[
+        int,
+        Meta(ge=1, description="The most delayed messages that may be pending; each takes 61 bytes of memory."),
+    ] = 15_000_000
+    log_data: Annotated[
+        str | None,
+        Meta(
+            description="A directory for the log of new delayed messages, such as one on a small fast disk; unset: in "
+            "the data directory."
+        ),
+    ] = None
+    broker: Annotated[
+        str | None,
+        Meta(
+            description="Where a separate delay server sends due messages: HOST:PORT[,HOST:PORT] of a broker group. "
+            "Several groups need names, and spaces between them: NAME=HOST:PORT NAME=HOST:PORT."
+        ),
+    ] = None
+
+    # --- servers of a cluster
+    registry: Annotated[
+        str | None,
+        Meta(
+            description="The registry of a cluster: zookeeper://HOST:PORT[,HOST:PORT], meta://HOST:PORT of a meta "
+            "server that keeps the registry, or sqlite:DIR for that meta server itself."
+        ),
+    ] = None
+    session_ms: Annotated[
+        int,
+        Meta(ge=500, description="The others take a server for dead after this time without a heartbeat."),
+    ] = 6_000
+    group: Annotated[
+        str | None,
+        Meta(description="The server group that this server is a copy of; needs --registry. Unset: a single server."),
+    ] = None
+    advertise: Annotated[
+        str | None,
+        Meta(description="HOST:PORT where others reach this server; unset: where the server listens."),
+    ] = None
+    min_in_sync: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="With fewer copies in sync than this, a group takes only acks and no messages; unset: the "
+            "value of the group, 1 for a new one."
+        ),
+    ] = None
+    create_subjects: Annotated[
+        OnOff,
+        Meta(
+            description="Whether a meta server creates subjects on first use; off: only `fairway subject create` does."
+        ),
+    ] = OnOff.ON
+    spread: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="How many broker groups a meta server assigns to a new subject; it takes the least loaded.",
+        ),
+    ] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of `CliOptions`, with all its names."""
+
+    name: str
+    type: Any
+    default: Any
+    description: str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"{ENVIRONMENT_PREFIX}{self.name.upper()}"
+
+    @property
+    def shown_default(self) -> str:
+        return shown(self.default)
+
+
+def shown(value: object) -> str:
+    """A value as a user writes it."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value.value) if isinstance(value, enum.Enum) else without_password(str(value))
+
+
+def _description(hint: Any) -> str:
+    found = [each.description for each in getattr(hint, "__metadata__", ()) if isinstance(each, Meta)]
+    return next((each for each in found if each), "")
+
+
+SETTINGS: dict[str, Setting] = {
+    field.name: Setting(field.name, field.type, field.default, _description(field.type))
+    for field in msgspec.structs.fields(CliOptions)
+}
+
+
+def flag(name: str, metavar: str | None = None, default: object = None) -> Any:
+    """The option of a command for a setting. Its value is None unless it is given: see `settings.resolve`. `default`:
+    what the command takes instead of the setting's own default."""
+    setting = SETTINGS[name]
+    names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if setting.default is False else [setting.flag]
+    words = f"{setting.description} ({setting.variable}; {default or setting.shown_default})"
+    return typer.Option(*names, metavar=metavar, help=words, show_default=False)
+
+
+def gathered(
+    into: str, options: Mapping[str, Any], gather: Callable[..., object]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a verb more options, by name and annotation, behind those of its own.
+
+    An option that is not given is None, or False where it is a switch. The verb gets what `gather` makes of all of
+    them, as its keyword argument `into`.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(verb)
+        def run(**given: Any) -> None:
+            collected = gather(**{name: given.pop(name) for name in options})
+            verb(**given, **{into: collected})
+
+        signature = inspect.signature(verb, eval_str=True)
+        parameters = [each for each in signature.parameters.values() if each.name != into]
+        for name, annotation in options.items():
+            default = False if typing.get_args(annotation)[0] is bool else None
+            parameters.append(inspect.Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        run.__dict__["__signature__"] = signature.replace(parameters=parameters)
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
 
 FILE_NAME = "fairway.toml"
 FILE_VARIABLE = f"{ENVIRONMENT_PREFIX}CONFIG"
@@ -36,18 +282,56 @@ ConfigFile = Annotated[
 ]
 
 
+_SERVER_FLAGS: dict[str, Any] = {
+    "data": Annotated[str | None, flag("data", "DIR")],
+    "host": Annotated[str | None, flag("host", "HOST")],
+    "port": Annotated[int | None, flag("port", "N")],
+    "http_port": Annotated[int | None, flag("http_port", "N")],
+    "durability": Annotated[DurabilityChoice | None, flag("durability")],
+    "broker": Annotated[str | None, flag("broker", "HOST:PORT")],
+    "memory_mib": Annotated[int | None, flag("memory_mib", "MIB")],
+    "buffer_mib": Annotated[int | None, flag("buffer_mib", "MIB")],
+    "keep_hours": Annotated[str | None, flag("keep_hours", "HOURS")],
+    "keep_gib": Annotated[float | None, flag("keep_gib", "GIB")],
+    "keep_owed_gib": Annotated[float | None, flag("keep_owed_gib", "GIB")],
+    "low_water_mib": Annotated[int | None, flag("low_water_mib", "MIB")],
+    "horizon_days": Annotated[float | None, flag("horizon_days", "DAYS")],
+    "pending_max": Annotated[int | None, flag("pending_max", "N")],
+    "log_data": Annotated[str | None, flag("log_data", "DIR")],
+    "registry": Annotated[str | None, flag("registry", "URL")],
+    "group": Annotated[str | None, flag("group", "NAME")],
+    "advertise": Annotated[str | None, flag("advertise", "HOST:PORT")],
+    "min_in_sync": Annotated[int | None, flag("min_in_sync", "N")],
+    "create_subjects": Annotated[OnOff | None, flag("create_subjects")],
+    "spread": Annotated[int | None, flag("spread", "N")],
+    "session_ms": Annotated[int | None, flag("session_ms", "MS")],
+    "allow_remote": Annotated[bool | None, flag("allow_remote")],
+}
+Data = _SERVER_FLAGS["data"]
+ServerFlags = dict[str, Any]
+
+
+def server_flags(*names: str, **others: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator for a verb that runs a server: it takes these settings as options, and --config.
+
+    The verb gets them as `flags`, for `resolve(**flags)`. `others`: annotations instead of the usual ones.
+    """
+    options = {name: others.get(name, _SERVER_FLAGS[name]) for name in names}
+    return gathered("flags", {**options, "config": ConfigFile}, dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options in force, and where each came from."""
+    """The resolved options, and the origin of each."""
 
     options: CliOptions
     origins: dict[str, str]
     file: Path | None
-    strangers: tuple[str, ...]  # variables that look like ours and are not
+    strangers: tuple[str, ...]  # variables with the prefix that are no settings
 
 
 def resolve(config: Path | None, **flags: object) -> Settings:
-    """Flags that are None were not given. `Misuse` names the setting, where it was found, and what is wrong."""
+    """Resolve all settings; a flag that is None was not given. `Misuse` names the setting, its origin and the fault."""
     variables = host.environment()
     path = _file(config, variables)
     in_file = {} if path is None else _read(path)
@@ -64,7 +348,7 @@ def _find(
     setting: Setting, flags: Mapping[str, object], variables: Mapping[str, str], in_file: Mapping[str, object],
     path: Path | None,
 ) -> tuple[object, str, bool]:  # fmt: skip
-    """The value that counts, where it is, and whether it is text that stands for something else."""
+    """The first value, its origin, and whether it is text to convert."""
     if flags.get(setting.name) is not None:
         return flags[setting.name], f"flag {setting.flag}", isinstance(flags[setting.name], str)
     if variables.get(setting.variable):
@@ -78,7 +362,7 @@ def _converted(setting: Setting, raw: object, origin: str, *, is_text: bool) -> 
     try:
         return msgspec.convert(raw, type=setting.type, strict=not is_text)
     except msgspec.ValidationError as error:
-        raise Misuse(f"{setting.name} from {origin}: {error}, and it is {_shown(raw)!r}") from error
+        raise Misuse(f"{setting.name} from {origin}: {error}; the value is {_shown(raw)!r}") from error
 
 
 def _shown(raw: object) -> object:
@@ -86,7 +370,7 @@ def _shown(raw: object) -> object:
 
 
 def _file(config: Path | None, variables: Mapping[str, str]) -> Path | None:
-    """The file to read; one that was named must be there."""
+    """The file to read; a file that the user names must exist."""
     if config is None and variables.get(FILE_VARIABLE):
         config = Path(variables[FILE_VARIABLE])
     if config is None:
@@ -117,3 +401,54 @@ def _near(key: str) -> str:
 def _strangers(variables: Mapping[str, str]) -> tuple[str, ...]:
     ours = {setting.variable for setting in SETTINGS.values()} | {FILE_VARIABLE}
     return tuple(sorted(name for name in variables if name.startswith(ENVIRONMENT_PREFIX) and name not in ours))
+
+
+app = typer.Typer(no_args_is_help=True, help="Settings: their values and origins.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Settings: their values and origins."""
+
+
+@app.command()
+def show(config: ConfigFile = None, json: AsJson = False) -> None:
+    """Show every setting, its value, and where the value came from.
+
+    Order: flag, environment, file, default; the first that has a value counts.
+    """
+    with output.failures("config show"):
+        settings = resolve(config)
+        if json:
+            output.write_json(_document(settings))
+        else:
+            _show(settings)
+
+
+def _document(settings: Settings) -> dict[str, object]:
+    return {
+        "file": None if settings.file is None else str(settings.file),
+        "settings": {
+            name: {"value": _value(getattr(settings.options, name)), "from": origin}
+            for name, origin in settings.origins.items()
+        },
+        "unknown_variables": list(settings.strangers),
+    }
+
+
+def _value(value: object) -> object:
+    return without_password(value) if type(value) is str else value
+
+
+def _show(settings: Settings) -> None:
+    table = output.table("settings", "setting", "value", "from", "flag", "variable")
+    rows = [
+        (name, shown(getattr(settings.options, name)), origin, SETTINGS[name].flag, SETTINGS[name].variable)
+        for name, origin in settings.origins.items()
+    ]
+    output.fill(table, rows)
+    terminal.console().print(table)
+    for name in settings.strangers:
+        terminal.say(f"{name} is set, but Fairway has no such setting", err=True)

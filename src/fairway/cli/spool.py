@@ -1,5 +1,4 @@
-"""`fairway spool status|drain|retry|discard`: what waits on this host's disk for the broker; to the broker with it, or
-away with what was set aside."""
+"""`fairway spool status|drain|retry|discard`: the messages that wait on this host's disk for the broker."""
 
 from __future__ import annotations
 
@@ -8,54 +7,54 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway.cli import meta_client, output
-from fairway.cli.client import AsJson, Patience, Url
-from fairway.cli.settings import ConfigFile, resolve
+from fairway.cli import connections, output
+from fairway.cli.connections import AsJson, CommonOptions, common_options
 from fairway.client.url import META_SCHEME
 from fairway.errors import FairwayError, Misuse, Unreachable
-from fairway.world import terminal
+from fairway.runtime import terminal
 
 if TYPE_CHECKING:
     from fairway import Client
-    from fairway.cli.options import CliOptions
-    from fairway.client.spool_again import Changed
-    from fairway.client.spool_survey import JournalReport, SpoolReport
+    from fairway.cli.settings import CliOptions
+    from fairway.client.spool.contents import JournalReport, SpoolReport
+    from fairway.client.spool.retry import Changed
 
 app = typer.Typer(no_args_is_help=True)
 
-_LOOK_S = 0.2  # how often a drain is looked at
+_LOOK_S = 0.2  # between two looks at a drain
 _ADOPT_MS = 200
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="The spool: what connect(spool=...) names.", show_default=False)
+    Path, typer.Argument(metavar="DIR", help="The spool directory, as in connect(spool=...).", show_default=False)
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout-s", min=0, metavar="SECONDS", help="Give up after so long; else never.")
+    float | None, typer.Option("--timeout-s", min=0, metavar="SECONDS", help="Give up after SECONDS; unset: never.")
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Batches, JOURNAL/NUMBER as `spool status` shows them.", show_default=False),
+    typer.Argument(metavar="ID", help="Batches, JOURNAL/NUMBER as `spool status` shows them.", show_default=False),
 ]
 Pinned = Annotated[
     str | None,
-    typer.Option("--group", metavar="GROUP", help="What waits for this broker group, which was given up for good."),
+    typer.Option("--group", metavar="GROUP", help="Messages that wait for this broker group, which is gone for good."),
 ]
 MayRepeat = Annotated[
-    bool, typer.Option("--may-repeat", help="Also what may be stored already: it may be stored twice then.")
+    bool,
+    typer.Option("--may-repeat", help="Also batches that may be stored already: accept that they may be stored twice."),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All that was set aside.")]
+Everything = Annotated[bool, typer.Option("--all", help="All batches that were set aside.")]
 
 
 @app.callback()
 def _root() -> None:
-    """Messages that wait on this host's disk for the broker."""
+    """The spool: messages that wait on this host's disk for the broker."""
 
 
 @app.command("status")
 def status(directory: Directory, json: AsJson = False) -> None:
-    """What is in a spool: journals of living and dead processes, what was set aside and why, damage.
+    """Show a spool: journals of running and dead processes, batches set aside, damage.
 
-    Exit status 4 if something was set aside or is damaged.
+    Exit status 4 if a batch was set aside or something is damaged.
     """
     with output.failures("spool status"):
         report = _surveyed(directory)
@@ -68,82 +67,73 @@ def status(directory: Directory, json: AsJson = False) -> None:
 
 
 @app.command("drain")
-def drain(
-    directory: Directory,
-    timeout_s: Timeout = None,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
-) -> None:
-    """Send what dead processes left in a spool. Living ones send their own.
+@common_options
+def drain(directory: Directory, timeout_s: Timeout = None, *, common: CommonOptions) -> None:
+    """Send the messages that dead processes left in a spool. Running ones send their own.
 
-    Exit status 1 if some of it is left, 3 if nobody answers, 4 if something was set aside or is damaged.
+    Exit status: 1 some messages are left, 3 no broker answers, 4 a batch was set
+    aside or something is damaged.
     """
     with output.failures("spool drain"):
         before = _surveyed(directory)
         orphaned = sum(each.messages for each in before.journals if each.process is None)
-        options = resolve(config, url=url, patience_s=patience_s).options
+        options = common.resolve()
         delivered, is_done, trouble, to = 0, True, "", options.url
         if any(each.process is None for each in before.journals):
             delivered, is_done, trouble = _drained(directory, to, options.patience_s, orphaned, timeout_s)
         after = _surveyed(directory)
-    _tell(delivered, is_done, trouble, after, to, json=json)
+    _tell(delivered, is_done, trouble, after, to, json=common.json)
 
 
 @app.command("retry")
+@common_options
 def retry(
-    directory: Directory,
-    ids: Ids = None,
-    group: Pinned = None,
-    may_repeat: MayRepeat = False,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    directory: Directory, ids: Ids = None, group: Pinned = None, may_repeat: MayRepeat = False, *, common: CommonOptions
 ) -> None:
-    """Put back what was set aside, all of it or these batches: `spool drain` sends it again, or the next client.
+    """Put batches that were set aside back into the spool: all, or those with these IDs.
 
-    What may be stored already needs --may-repeat. With --group, it is what waits for that broker group that is put
-    back; the meta server (--url meta://HOST:PORT) is asked, and must not know the group any more.
+    `spool drain` or the next client sends them. Batches that may be stored
+    already need --may-repeat. With --group, batches that wait for that broker
+    group are put back; the meta server (--url meta://HOST:PORT) must not know
+    the group any more.
 
-    Exit status 1 if something stays as it was: there is no such id, or its process lives.
+    Exit status 1 if a batch stays: its ID is unknown, or its process runs.
     """
-    from fairway.client import spool_again
-    from fairway.world.clock import RealClock
-    from fairway.world.rng import RealRng
+    from fairway.client.spool import retry
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.rng import RealRng
 
     with output.failures("spool retry"):
         if group is None:
-            done = spool_again.retry(str(directory), ids or None, RealClock(), RealRng(), may_repeat=may_repeat)
+            done = retry.retry(str(directory), ids or None, RealClock(), RealRng(), may_repeat=may_repeat)
         elif ids:
-            raise Misuse("name the ids of batches that were set aside, or a --group, not both")
+            raise Misuse("give the IDs of batches, or --group, not both")
         else:
-            options = resolve(config, url=url, patience_s=patience_s).options
+            options = common.resolve()
             _check_given_up(directory, group, options, may_repeat=may_repeat)
-            done = spool_again.retry_pinned(str(directory), group, RealClock(), RealRng())
+            done = retry.retry_pinned(str(directory), group, RealClock(), RealRng())
     what = f"put back: `fairway spool drain {directory}` sends them, or the next client that names the spool"
     if_none = "nothing was set aside" if group is None else f"nothing waits for broker group {group}"
-    _tell_changed("spool retry", done, what, if_none, json=json)
+    _tell_changed("spool retry", done, what, if_none, json=common.json)
 
 
 @app.command("discard")
 def discard(directory: Directory, ids: Ids = None, everything: Everything = False, json: AsJson = False) -> None:
-    """Delete what was set aside: its messages are never sent. Exit status 1 if something stays as it was."""
-    from fairway.client import spool_again
-    from fairway.world.clock import RealClock
-    from fairway.world.rng import RealRng
+    """Delete batches that were set aside: their messages are never sent. Exit status 1 if one stays."""
+    from fairway.client.spool import retry
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.rng import RealRng
 
     with output.failures("spool discard"):
         if bool(ids) == everything:
-            raise Misuse("name the ids of batches, or say --all; `fairway spool status` shows what was set aside")
-        done = spool_again.discard(str(directory), ids or None, RealClock(), RealRng())
+            raise Misuse("give the IDs of batches, or --all; `fairway spool status` shows the batches set aside")
+        done = retry.discard(str(directory), ids or None, RealClock(), RealRng())
     _tell_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
 
 
 def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_repeat: bool) -> None:
-    """Only the group can tell whether it has what waits for it: while it may come back, that is what is asked."""
-    from fairway.protocol.routing import ClientRole, Route, Routed
+    """Refuse while the broker group may come back: only that group knows what it has stored."""
+    from fairway.protocol.route_messages import ClientRole, Route, Routed
 
     waiting = sum(each.pinned.get(group, 0) for each in _surveyed(directory).journals)
     if not waiting:
@@ -151,20 +141,23 @@ def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_rep
     if not may_repeat:
         raise Misuse(
             f"{output.count(waiting, 'message')} may be stored in broker group {group} already: sent again, they may "
-            "be stored twice. Say --may-repeat if they may"
+            "be stored twice. Add --may-repeat to accept that"
         )
     if not options.url.startswith(META_SCHEME):
         raise Misuse(
-            f"{options.url} is no meta server, and one must say that group {group} is gone: --url meta://HOST:PORT"
+            f"{options.url} is not a meta server, and only a meta server can tell that group {group} is gone: "
+            "give --url meta://HOST:PORT"
         )
-    found = meta_client.ask(options, Route(ClientRole.TOOL, []), Routed)
+    found = connections.ask(options, Route(ClientRole.TOOL, []), Routed)
     if any(each.name == group for each in found.groups):
         raise FairwayError(
             f"the meta server knows broker group {group}, which can tell what it has stored: start its servers, and "
             f"drain; or give it up first, with `fairway cluster decommission {group}`"
         )
     if found.is_old:
-        raise FairwayError(f"the registry cannot be reached, so nobody knows whether group {group} is gone: try again")
+        raise FairwayError(
+            f"the meta server cannot reach the registry, and cannot tell whether group {group} is gone: try again later"
+        )
 
 
 def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bool) -> None:
@@ -177,15 +170,15 @@ def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bo
             terminal.say(f"{batches} with {messages} {what}" if done.ids else if_none)
         if done.may_repeat and verb == "spool retry":
             terminal.say(f"{output.count(done.may_repeat, 'message')} may be stored twice, under the same id")
-        for sentence in [*(f"{each} is not among what was set aside" for each in done.unknown), *done.left]:
+        for sentence in [*(f"no batch {each} is set aside" for each in done.unknown), *done.left]:
             terminal.say(f"fairway {verb}: {sentence}", err=True)
     if is_short:
         raise typer.Exit(output.Exit.FAILED)
 
 
 def _surveyed(directory: Path) -> SpoolReport:
-    from fairway.client.spool_survey import survey
-    from fairway.world.clock import RealClock
+    from fairway.client.spool.contents import survey
+    from fairway.runtime.clock import RealClock
 
     return survey(str(directory), RealClock())
 
@@ -193,10 +186,10 @@ def _surveyed(directory: Path) -> SpoolReport:
 def _drained(
     directory: Path, url: str, patience_s: float, orphaned: int, timeout_s: float | None
 ) -> tuple[int, bool, str]:
-    """How many messages were sent, whether that is all, and what stood in the way."""
+    """How many messages were sent, whether all were, and the last problem."""
     import fairway
-    from fairway.world.clock import RealClock
-    from fairway.world.host import asked_to_end
+    from fairway.runtime.clock import RealClock
+    from fairway.runtime.host import asked_to_end
 
     clock = RealClock()
     end_ns = None if timeout_s is None else clock.monotonic_ns() + int(timeout_s * 1e9)
@@ -248,7 +241,7 @@ def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, url: 
 
 
 def _why_left(journal: JournalReport, url: str) -> str:
-    """What became of a dead process's journal that is not empty."""
+    """Why the journal of a dead process is not empty."""
     what = f"journal {journal.name}: {journal.messages:,} left"
     if journal.is_cluster is not url.startswith(META_SCHEME):
         whose, remedy = (
@@ -265,7 +258,7 @@ def _why_left(journal: JournalReport, url: str) -> str:
 
 
 def _show(report: SpoolReport) -> None:
-    from fairway.client.spool_again import batch_id
+    from fairway.client.spool.retry import batch_id
 
     table = output.table(
         f"spool {report.directory}", "journal", "process", "messages>", "batches>", "size>", "oldest (UTC)",
@@ -299,4 +292,4 @@ def _show(report: SpoolReport) -> None:
     if aside:
         titles = ("id", "subject", "messages>", "when (UTC)", "why")
         output.show_rows(output.table("set aside", *titles), aside, "")
-        terminal.say(f"to send it again, once the cause is mended: `fairway spool retry {report.directory}`")
+        terminal.say(f"remove the cause, then send the batches again: `fairway spool retry {report.directory}`")

@@ -1,4 +1,9 @@
-"""`fairway top`: a live table of groups. Rate, lag, oldest, share of the broker's time, share of cold reads."""
+"""`fairway top`: a live table of consumer groups with rates and shares.
+
+`RateMeter` compares two descriptions of a broker; the clock's readings are arguments. The broker's actors count the
+time that they used. The broker removes an actor that was idle for long, and a new actor counts from 0: a count that
+has fallen counts from 0.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +11,132 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from fairway.cli import output
-from fairway.cli.client import AsJson, Patience, Url, connected, describe
-from fairway.cli.rates import GroupRow, RateMeter
-from fairway.cli.settings import ConfigFile
-from fairway.world import host, terminal
-from fairway.world.clock import RealClock
+from fairway.cli.connections import CommonOptions, common_options, describe
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fairway import Client
-    from fairway.protocol.admin import BrokerState
-    from fairway.world.workers import Ending
+    from fairway.protocol.admin_messages import BrokerState, GroupDescription, SubjectDescription
+    from fairway.runtime.signals import Ending
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """A group between two looks. Rates are messages a second."""
+
+    subject: str
+    group: str
+    consumers: int
+    rate_in: float  # stored in the subject
+    rate: float  # finished by the group
+    lag: int  # not delivered yet
+    in_flight: int
+    waiting: int  # returned, or before their next attempt
+    dead: int
+    oldest_s: float | None  # age of the oldest message that the group is not done with; None: done with all
+    share: float  # of the time of the broker's loop
+    cold_share: float  # of the group's own time: reads that missed the page cache
+    weight: float
+    is_paused: bool
+
+
+class _SeenGroup(msgspec.Struct, frozen=True):
+    end: int
+    done: int
+    served_ns: int
+    cold_ns: int
+
+
+class RateMeter:
+    """Computes rates from two looks; remembers the last one."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], _SeenGroup] = {}
+        self._at_ns: int | None = None
+
+    def look(self, subjects: Iterable[SubjectDescription], *, now_ns: int, now_ms: int) -> list[GroupRow]:
+        """The groups, with rates since the look before; on the first look all rates are 0."""
+        elapsed_s = 0.0 if self._at_ns is None else (now_ns - self._at_ns) / 1e9
+        seen: dict[tuple[str, str], _SeenGroup] = {}
+        rows = []
+        for subject in subjects:
+            for group in subject.groups:
+                key = (subject.name, group.name)
+                seen[key] = _seen(subject, group)
+                rows.append(_row(subject, group, self._seen.get(key), seen[key], elapsed_s, now_ms))
+        self._seen, self._at_ns = seen, now_ns
+        return rows
+
+
+def _seen(subject: SubjectDescription, group: GroupDescription) -> _SeenGroup:
+    begun = group.in_flight + group.returned + group.retrying + group.dying
+    actor = group.actor
+    served_ns, cold_ns = (0, 0) if actor is None else (actor.served_ns, actor.cold_ns)
+    return _SeenGroup(subject.committed_end, group.cursor - begun, served_ns, cold_ns)
+
+
+def _row(
+    subject: SubjectDescription,
+    group: GroupDescription,
+    before: _SeenGroup | None,
+    now: _SeenGroup,
+    elapsed_s: float,
+    now_ms: int,
+) -> GroupRow:
+    served_ns = cold_ns = 0
+    rate_in = rate = share = 0.0
+    if before is not None and elapsed_s > 0:
+        served_ns = _grown(before.served_ns, now.served_ns)
+        cold_ns = _grown(before.cold_ns, now.cold_ns)
+        rate_in = max(now.end - before.end, 0) / elapsed_s
+        rate = max(now.done - before.done, 0) / elapsed_s  # a seek back makes the count fall: that is no rate
+        share = served_ns / 1e9 / elapsed_s
+    return GroupRow(
+        subject=subject.name,
+        group=group.name,
+        consumers=group.consumers_count,
+        rate_in=rate_in,
+        rate=rate,
+        lag=group.lag,
+        in_flight=group.in_flight,
+        waiting=group.returned + group.retrying + group.dying + group.inbox,
+        dead=group.dead,
+        oldest_s=None if group.oldest_ms is None else max(now_ms - group.oldest_ms, 0) / 1_000,
+        share=share,
+        cold_share=cold_ns / (served_ns + cold_ns) if cold_ns else 0.0,
+        weight=group.weight,
+        is_paused=group.is_paused,
+    )
+
+
+def _grown(before: int, now: int) -> int:
+    return now - before if now >= before else now
+
 
 _ROWS_MAX = 40  # on a screen; --json has all
 _NAMES = ("subject", "group")
 _NUMBERS = ("in/s", "rate/s", "lag", "held", "wait", "oldest", "dead", "share", "cold")
-_LEAST_FIRST = ("cold", "share", "in/s", "wait", "held", "dead", "oldest", "rate/s")  # left out where it is narrow
+_LEAST_FIRST = (
+    "cold",
+    "share",
+    "in/s",
+    "wait",
+    "held",
+    "dead",
+    "oldest",
+    "rate/s",
+)  # dropped in this order on a narrow terminal
 _NAME_CHARS_MIN = 8
 
 
 class Sort(enum.Enum):
-    """What the busiest group is."""
+    """The sort order of groups."""
 
     SHARE = "share"
     RATE = "rate"
@@ -47,40 +153,43 @@ _KEYS = {
     Sort.NAME: lambda row: (row.subject, row.group),
 }
 
-OnlySubject = Annotated[str | None, typer.Argument(metavar="[SUBJECT]", help="Only this subject.", show_default=False)]
-Once = Annotated[bool, typer.Option("--once", help="Look for one interval, print, end.")]
-Interval = Annotated[float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Between two looks.")]
-SortBy = Annotated[Sort, typer.Option("--sort", help="Which groups are on top.")]
+OnlySubject = Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Only this subject.", show_default=False)]
+Once = Annotated[bool, typer.Option("--once", help="Measure one interval, print, exit.")]
+Interval = Annotated[
+    float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Time between two refreshes.")
+]
+SortBy = Annotated[Sort, typer.Option("--sort", help="Sort order of the groups.")]
 
 
+@common_options
 def top(
     subject: OnlySubject = None,
     once: Once = False,
     interval_s: Interval = 1.0,
     sort: SortBy = Sort.SHARE,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    *,
+    common: CommonOptions,
 ) -> None:
-    """A live table of groups, until q or Ctrl-C. Where the terminal is narrow, the last columns are left out first.
+    """Show a live table of consumer groups, until q or Ctrl-C.
 
-    rate: messages settled for good, a second. oldest: age of the oldest message that the group is not done with. share:
-    of the time of the broker's loop. cold: of the group's own time, spent on reads that missed the page cache. With
-    --json: a line for each look.
+    in/s: messages stored a second. rate/s: messages finished a second. oldest:
+    age of the oldest unfinished message. share: of the time of the broker's
+    loop. cold: of the group's own time, for reads that missed the page cache.
+
+    A narrow terminal shows fewer columns. With --json: one line a refresh.
     """
-    with connected("top", config, url, patience_s) as client:
+    with common.connected("top") as client:
         look = _LiveView(client, subject, sort)
         with host.asked_to_end() as ending:
-            if once or json:
-                _print(look, interval_s, ending, is_once=once, as_json=json)
+            if once or common.json:
+                _print(look, interval_s, ending, is_once=once, as_json=common.json)
             else:
                 with host.ended_by_key(ending, "q"):
                     _live(look, interval_s, ending)
 
 
 class _LiveView:
-    """One look after the other at the same broker."""
+    """Looks at a broker again and again."""
 
     def __init__(self, client: Client, subject: str | None, sort: Sort) -> None:
         self._client = client
@@ -90,7 +199,7 @@ class _LiveView:
         self._clock = RealClock()
 
     def again(self) -> tuple[BrokerState, list[GroupRow]]:
-        from fairway.protocol.admin import Depth
+        from fairway.protocol.admin_messages import Depth
 
         broker, subjects = describe(self._client, Depth.CONSUMERS, self._subject)
         now_ns, now_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
@@ -123,7 +232,7 @@ def _live(look: _LiveView, interval_s: float, ending: Ending) -> None:
         while not ending.wait(interval_s):
             try:
                 live.update(look.table(), refresh=True)
-            except TimeoutError as error:  # it may come back, and so do we
+            except TimeoutError as error:  # the broker may come back: try again
                 live.console.print(f"{error}; still waiting", soft_wrap=True)
 
 
@@ -136,8 +245,7 @@ def title(broker: BrokerState, now_ms: int) -> str:
 
 
 def table(heading: str, rows: Iterable[GroupRow], width: int) -> Table:
-    """The groups, as many as a screen holds. Where it is narrow, columns are left out, and names are cut only where
-    that is not enough."""
+    """The groups, as many as fit a screen. A narrow table drops columns first, and then cuts names."""
     shown = list(rows)
     cells = [_cells(row) for row in shown[:_ROWS_MAX]]
     kept, name_chars = _fitting(cells, width)
@@ -159,7 +267,7 @@ def table(heading: str, rows: Iterable[GroupRow], width: int) -> Table:
 
 
 def _fitting(cells: Sequence[Mapping[str, str]], width: int) -> tuple[list[str], int]:
-    """The columns of numbers that there is room for beside whole names, and how long a name may be."""
+    """The columns of numbers that fit beside whole names, and the length of a name."""
     kept = list(_NUMBERS)
     names = sum(_width(cells, name) for name in _NAMES)
     for dropped in _LEAST_FIRST:
@@ -173,7 +281,7 @@ def _fitting(cells: Sequence[Mapping[str, str]], width: int) -> tuple[list[str],
 
 
 def _numbers_width(cells: Sequence[Mapping[str, str]], kept: Sequence[str]) -> int:
-    """With a space before each column, and one behind each that the table's border takes."""
+    """The width of the columns: each has a space before, and one behind for the border of the table."""
     return sum(_width(cells, name) for name in kept) + 2 * (len(kept) + len(_NAMES))
 
 

@@ -1,69 +1,166 @@
-"""`fairway trace ID`: one message's life as a timeline, from the logs of brokers and, if need be, from an archive."""
+"""`fairway trace ID`: the history of a message as a timeline, from the logs of brokers and, if need be, an archive.
+
+In a cluster each broker group numbers its messages by itself and has its own action log. A message lies in one group;
+its redriven or replayed copies may lie in others. So the verb asks every broker group over its own connection. It names
+groups that do not answer, and prints what the others know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway.cli import output
-from fairway.cli.client import AsJson, Patience, Url, connected
-from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import FairwayError
-from fairway.world import terminal
+from fairway.cli import connections, output
+from fairway.cli.connections import CommonOptions, common_options, describe
+from fairway.errors import Code, FairwayError, Refused, Unreachable
+from fairway.runtime import terminal
 
 if TYPE_CHECKING:
-    from fairway import DelayedMessage
+    from fairway import Client, DelayedMessage
     from fairway.batch import MessageId
-    from fairway.cli.trace_story import InGroup, Story
+    from fairway.cli.settings import CliOptions
+    from fairway.cli.trace_timeline import InGroup, Story
+    from fairway.protocol.admin_messages import SubjectDescription
+    from fairway.protocol.route_messages import GroupRoute
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Its id, 26 characters.", show_default=False)]
-OfSubject = Annotated[
-    str | None, typer.Option("--subject", "-s", metavar="SUBJECT", help="Look in this subject alone: it is quicker.")
-]
+
+@dataclass(frozen=True)
+class Home:
+    """A broker group and the client that asks it."""
+
+    name: str | None  # None: a broker that is named by its address
+    client: Client
+    subjects: list[SubjectDescription] = field(default_factory=list)  # subjects to search, with their groups
+
+    def has_log(self, log_id: str) -> bool:
+        from fairway.protocol.admin_messages import Depth
+
+        return f"{self.client.describe(depth=Depth.SUBJECTS).broker.log_id:016x}" == log_id
+
+
+@dataclass(frozen=True)
+class SearchScope:
+    """The broker groups to search, and why others could not be asked, by name."""
+
+    client: Client  # of the whole cluster: it knows the delay servers
+    homes: list[Home]
+    unasked: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def search_scope(
+    client: Client, options: CliOptions, subject: str | None, *, is_lenient: bool
+) -> Iterator[SearchScope]:
+    """The broker groups that may hold a message. `is_lenient`: the subject need not exist."""
+    from fairway.client.url import parse_any
+
+    with ExitStack() as stack:
+        unasked: dict[str, str] = {}
+        homes = [Home(None, client)]
+        if parse_any(options.url).meta:
+            homes = list(_connected(_broker_groups(options), options, stack, unasked))
+        homes = _with_subjects(homes, subject, unasked, is_lenient=is_lenient)
+        if not homes:
+            said = "; ".join(f"{name}: {why}" for name, why in unasked.items())
+            raise Unreachable(f"none of the broker groups at {options.url} can be asked ({said})")
+        yield SearchScope(client, homes, unasked)
+
+
+def _broker_groups(options: CliOptions) -> list[GroupRoute]:
+    found = [each for each in connections.everything(options).groups if each.kind == "broker"]
+    if not found:
+        raise Unreachable(f"no broker is registered at {options.url}: start brokers with --registry and --group")
+    return sorted(found, key=lambda each: each.name)
+
+
+def _connected(
+    routes: Sequence[GroupRoute], options: CliOptions, stack: ExitStack, unasked: dict[str, str]
+) -> Iterator[Home]:
+    import fairway
+    from fairway.client.url import SCHEME
+
+    for each in routes:
+        if not each.master:
+            unasked[each.name] = each.why or "nobody leads it"
+            continue
+        url = SCHEME + ",".join((each.master, *each.replicas))
+        try:
+            yield Home(each.name, stack.enter_context(fairway.connect(url, patience=options.patience_s)))
+        except Unreachable as error:
+            unasked[each.name] = str(error)
+
+
+def _with_subjects(
+    homes: Sequence[Home], subject: str | None, unasked: dict[str, str], *, is_lenient: bool
+) -> list[Home]:
+    """The broker groups with their subjects; the broker's own subjects only if the user names one."""
+    from fairway.protocol.admin_messages import Depth
+
+    found: list[Home] = []
+    refusals: list[Refused] = []
+    for home in homes:
+        subjects: list[SubjectDescription] = []
+        try:
+            _, subjects = describe(home.client, Depth.GROUPS, subject)
+        except Refused as refused:
+            if refused.code is not Code.NO_SUCH_SUBJECT:
+                raise
+            refusals.append(refused)
+        except TimeoutError as error:
+            if home.name is None:
+                raise
+            unasked[home.name] = str(error)
+            continue
+        wanted = [each for each in subjects if subject is not None or ":" not in each.name]
+        found.append(Home(home.name, home.client, wanted))
+    if found and len(refusals) == len(found) and not unasked and not is_lenient:
+        raise refusals[0]
+    return found
+
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Message ID, 26 characters.", show_default=False)]
+OfSubject = Annotated[str | None, typer.Option("--subject", "-s", metavar="SUBJECT", help="Only this subject: faster.")]
 Archive = Annotated[
     str | None,
-    typer.Option("--archive", metavar="DIR", help="Look in this archive, too, if the broker has it no more."),
+    typer.Option(
+        "--archive", metavar="DIR", help="Also look in this archive, if the broker no longer has the message."
+    ),
 ]
 ToEnd = Annotated[
     bool,
-    typer.Option(
-        "--to-end", help="Read on when all groups are done with it: what was done with it again, if anything."
-    ),
+    typer.Option("--to-end", help="Read the log to its end: also show what happened after all groups were done."),
 ]
 
 
+@common_options
 def trace(
-    id: Id,
-    subject: OfSubject = None,
-    archive: Archive = None,
-    to_end: ToEnd = False,
-    json: AsJson = False,
-    url: Url = None,
-    patience_s: Patience = None,
-    config: ConfigFile = None,
+    id: Id, subject: OfSubject = None, archive: Archive = None, to_end: ToEnd = False, *, common: CommonOptions
 ) -> None:
-    """One message's life: when it was stored, who got it, what came of it, in every group.
+    """Show the history of a message: when it was stored, and what each group did with it.
 
-    From the broker's own logs, without Spark; of a cluster, meta://HOST:PORT, from those of every broker group.
-    `fairway pipeline trace` does it for many.
+    Reads the logs of the broker, or of all broker groups of a cluster (--url
+    meta://HOST:PORT), without Spark. `fairway pipeline trace` does it for many.
     """
-    with connected("trace", config, url, patience_s) as client:
+    with common.connected("trace") as client:
         from fairway.batch import MessageId
-        from fairway.cli import trace_find, trace_homes
-        from fairway.cli.trace_story import Telling
+        from fairway.cli import trace_search
+        from fairway.cli.trace_timeline import Telling
 
-        wanted, options = MessageId.parse(id), resolve(config, url=url, patience_s=patience_s).options
-        with trace_homes.asked(client, options, subject, is_lenient=archive is not None) as asked:
-            found = trace_find.find(asked, wanted, subject, archive)
+        wanted, options = MessageId.parse(id), common.resolve()
+        with search_scope(client, options, subject, is_lenient=archive is not None) as asked:
+            found = trace_search.find(asked, wanted, subject, archive)
             story = Telling(asked, wanted).tell(found, is_to_end=to_end) if isinstance(found, list) and found else None
         if not found:
             raise FairwayError(_unknown(wanted, subject, archive, asked.unasked))
     if story is not None:
-        output.write_json(story) if json else _show(story)
+        output.write_json(story) if common.json else _show(story)
     elif not isinstance(found, list):
-        output.write_json({"pending": found}) if json else _show_pending(found)
+        output.write_json({"pending": found}) if common.json else _show_pending(found)
 
 
 def _unknown(id: MessageId, subject: str | None, archive: str | None, unasked: dict[str, str]) -> str:

@@ -1,16 +1,18 @@
-"""Handlers for messages, and the program around them: run until told to end, lose nothing on the way.
+"""`fairway.App`: runs handlers for messages until the program is asked to end, and loses nothing on the way.
 
     app = fairway.App("fairway://127.0.0.1:20880")
 
     @app.listener("order.changed", group="hotel", concurrency=8)
     def on_change(message: fairway.Message) -> None: ...
 
-    app.run()                                          until SIGTERM: finish what is in hand, ack, leave
+    app.run()                                          until SIGTERM: finish messages in hand, ack, leave
 
-Each listener is one consumer. Handlers that are plain functions run in `concurrency` threads, which take one message
-after the other; `async def` handlers in as many tasks on a loop of their own. What the end of a handler means is in
-`handling`. The lease of a message is renewed for as long as its handler runs, be it an hour; meanwhile, if all of a
-listener's workers are busy for a second, the messages that wait behind them here go back to the other consumers.
+Each listener is one consumer. Plain functions run in `concurrency` threads, and each thread takes one message after the
+other. `async def` handlers run in as many tasks, on a loop of their own. `handler_results` says how the end of a
+handler settles its messages.
+
+The client renews the lease of a message for as long as its handler runs, even for an hour. If all workers of a listener
+are busy for a second, the messages that wait behind them go back to the other consumers.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, Unpack
 
-from fairway.client.aio_consumer import AioConsumer
-from fairway.client.aio_face import AioClient
+from fairway.client.aio.client import AioClient
+from fairway.client.aio.consumer import AioConsumer
 from fairway.client.client_log import ClientLog, shown_on_stderr
-from fairway.client.consumer import Consumer
 from fairway.client.core import ClientOptions, Duration, seconds_of
-from fairway.client.handling import is_surprise, settle
+from fairway.client.handler_results import is_surprise, settle
 from fairway.client.idempotence import Guarded, Idempotence
 from fairway.client.settings import ConsumerSettings, options_of
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
+from fairway.client.sync.consumer import Consumer
 from fairway.errors import Misuse
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import Message, is_last_attempt
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.rng import RealRng
-from fairway.world.workers import Ending, Workers
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import RealRng
+from fairway.runtime.signals import Ending, Workers
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 
-DRAIN_S = 30.0  # for handlers to finish what they have begun: what an orchestrator waits for, too
-BATCH_MAX = 1_000  # messages in one call of a handler of batches, unless told otherwise
-_BUSY_NS = 1_000_000_000  # all workers busy for so long: what waits behind them is better off elsewhere
+DRAIN_S = 30.0  # handlers have so long to finish; orchestrators wait as long
+BATCH_MAX = 1_000  # messages in one call of a batch handler, by default
+_BUSY_NS = 1_000_000_000  # when all workers are busy for so long, waiting messages go back to other consumers
 _TICK_S = 0.25
 _FOR_EVER_S = 10 * 365 * 86_400.0
 
@@ -53,14 +55,14 @@ _log = logging.getLogger("fairway.app")
 
 @dataclass
 class Listener:
-    """One handler, and how it wants its messages."""
+    """One handler, and the way it gets its messages."""
 
     handler: Callable[..., Any]
     options: ConsumerOptions
     concurrency: int
     batch_max: int  # 0: one by one
     idempotent: Idempotence | None = None
-    taken_ns: int = 0  # when a worker last took something
+    taken_ns: int = 0  # when a worker last took a message
 
     def __post_init__(self) -> None:
         self.call: Guarded = self._call
@@ -76,7 +78,7 @@ class Listener:
 
     @property
     def description(self) -> str:
-        """For the log."""
+        """The listener, as the log describes it."""
         worker = "task" if self.is_async else "thread"
         workers = f"{self.concurrency} {worker}{'s' if self.concurrency > 1 else ''}"
         batches = f", lists of up to {self.batch_max}" if self.batch_max else ""
@@ -98,7 +100,7 @@ class Listener:
 
 
 class App:
-    """A program of listeners. `run` is all that most programs call; `start` and `stop` are for those that do more."""
+    """A program of listeners. Most programs call `run` alone; `start` and `stop` are for programs that do more."""
 
     def __init__(self, url: str, *, options: ClientOptions | None = None, drain: Duration = DRAIN_S) -> None:
         self.url = url
@@ -125,10 +127,11 @@ class App:
         idempotent: Idempotence | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> Callable[[HandlerT], HandlerT]:
-        """Handle the messages of a subject as a member of a group, so many at a time.
+        """Handle the messages of a subject as a member of a group, up to `concurrency` at a time.
 
-        `batch=True` hands over lists of up to `batch_max`. With `idempotent`, such as `fairway.sql.SqlInbox(engine)`,
-        the effect of a message happens once, however often it comes. The other settings are those of `Client.consumer`.
+        With `batch=True` the handler gets lists of up to `batch_max` messages. With `idempotent`, such as
+        `fairway.sql.SqlInbox(engine)`, the effect of a message happens once, however often the message comes. The other
+        settings are those of `Client.consumer`.
         """
         if concurrency < 1 or batch_max < 1:
             raise Misuse(f"concurrency={concurrency}, batch_max={batch_max}: both are at least 1")
@@ -147,10 +150,10 @@ class App:
     # --- running -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Handle messages until SIGTERM or SIGINT; then finish what is in hand, within the drain time, and leave.
+        """Handle messages until SIGTERM or SIGINT. Then finish messages in hand, within the drain time, and leave.
 
-        Raises what made a listener end by itself, such as another program that has taken over its consumer's name.
-        The log goes to stderr, unless the program has set up Python's logging itself.
+        Raises the error that has ended a listener, for example because another program took its consumer's name. The
+        log goes to stderr, unless the program has set up Python's logging itself.
         """
         with shown_on_stderr():
             restore = self._ending.on_signals()
@@ -165,7 +168,7 @@ class App:
             raise self._failure
 
     def start(self) -> None:
-        """Begin to handle messages, in threads of this app; a broker that is away is waited for."""
+        """Begin to handle messages, in threads of this app. The app waits for a broker that is away."""
         if not self.listeners:
             raise Misuse("this app has no listeners: decorate a handler with @app.listener(subject, group=...)")
         if self._client is not None:
@@ -180,7 +183,7 @@ class App:
             self._workers.start_loop("fairway-handlers", self._serve_async)
 
     def stop(self) -> None:
-        """End: handlers finish what they have begun, within the drain time; what they do not finish is handed back."""
+        """End. Handlers finish their messages within the drain time; unfinished messages are handed back."""
         is_first, self._is_stopping = self._client is not None and not self._is_stopping, True
         if is_first:
             _log.info("stopping: handlers have %g s to finish what they have begun", self._drain_s)
@@ -198,7 +201,7 @@ class App:
             _log.info("stopped")
 
     def _relieve(self, served: Iterable[tuple[Listener, Consumer | AioConsumer]]) -> None:
-        """Where all workers of a listener have been busy for long, let others have what waits behind them."""
+        """Give back the waiting messages of each listener whose workers have all been busy for long."""
         now_ns = self._clock.monotonic_ns()
         for listener, consumer in served:
             if now_ns - listener.taken_ns > _BUSY_NS:
@@ -213,7 +216,7 @@ class App:
             self._workers.start(f"{listener.name}-{index}", lambda: self._work(listener, consumer))
 
     def _work(self, listener: Listener, consumer: Consumer) -> None:
-        """One thread: message after message."""
+        """Handle message after message, in one thread."""
         with self._ends_on_failure(listener.name):
             if listener.batch_max:
                 while messages := consumer.take(listener.batch_max):
@@ -223,7 +226,7 @@ class App:
                     self.handle(listener, (message,))
 
     def handle(self, listener: Listener, messages: Sequence[Message]) -> None:
-        """Have a handler handle messages, all at once or just the one, and settle them by how it ends."""
+        """Call a handler with its messages, one or many, and settle them by the handler's end."""
         listener.taken_ns = self._clock.monotonic_ns()
         try:
             listener.call(messages)
@@ -237,7 +240,7 @@ class App:
     # --- coroutines --------------------------------------------------------------------------------------------------
 
     async def _serve_async(self) -> None:
-        """All listeners with `async def` handlers, on one loop."""
+        """Serve all listeners with `async def` handlers, on one loop."""
         with self._ends_on_failure("async listeners"):
             world = RealNet(), RealClock(), RealRng()
             client = AioClient(self.url, _FOR_EVER_S, self._options, *world, log=self._client_log)
@@ -277,7 +280,7 @@ class App:
         await client.close()
 
     async def _work_async(self, listener: Listener, consumer: AioConsumer) -> None:
-        """One task: message after message."""
+        """Handle message after message, in one task."""
         with self._ends_on_failure(listener.name):
             if listener.batch_max:
                 while messages := await consumer.take(listener.batch_max):
@@ -298,12 +301,14 @@ class App:
         else:
             settle(messages, None)
 
-    # --- what goes wrong ---------------------------------------------------------------------------------------------
+    # --- failures ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _ends_on_failure(self, name: str) -> Iterator[None]:
-        """A listener that cannot go on (its consumer was taken over, say) ends the app: a program that looks alive and
-        handles nothing is the worse of the two."""
+        """End the app if a listener cannot go on, for example because its consumer's name was taken over.
+
+        A program that looks alive and handles nothing would be worse.
+        """
         try:
             yield
         except asyncio.CancelledError:

@@ -1,11 +1,12 @@
-"""What clients write into the log: how the connections of an app stand, each dead letter, and JOINs that have to wait.
+"""The log of clients: outages of connections, dead letters, and JOINs that have to wait.
 
-A client tries to connect for ever. The log says so at once with the reason, then at growing intervals, and again when
-the reason is a new one. A connection that is lost again and again is reported in the same way, so no broker can make
-an app flood its log. The end of an outage is reported if its beginning was.
+A client tries to connect for ever. The log reports an outage at once with the reason, then at growing intervals, and
+again when the reason is new. A connection that is lost again and again is reported in the same way, so no broker can
+make an app flood its log. The end of an outage is reported if its beginning was.
 
-Several clients may share one log: an app with both kinds of handlers has two connections to one broker, and one line
-for both is enough. Callers hold no lock of a client: a handler of Python's logging may use a client itself.
+Several clients may share one log: an app with both kinds of handlers has two connections to one broker, and one log
+line for both is enough. Log lines are written without a client's lock: a handler of Python's logging may itself use a
+client.
 """
 
 from __future__ import annotations
@@ -17,36 +18,36 @@ from functools import partial
 from typing import Final
 
 from fairway.client.core import Goal
-from fairway.protocol.consumption import ConsumingEvent, DeadLettered, JoinDelayed
+from fairway.protocol.consumer_options import ConsumingEvent, DeadLettered, JoinDelayed
 from fairway.protocol.line import Line
-from fairway.world.gate import Lock
-from fairway.world.log_format import TimedFormatter
+from fairway.runtime.service import TimedFormatter
+from fairway.runtime.threads import Lock
 
 NS: Final = 1_000_000_000
-AGAIN_FIRST_NS: Final = 10 * NS  # until the same reason is reported once more; doubled each time
+AGAIN_FIRST_NS: Final = 10 * NS  # until the same reason is reported once more; doubles each time
 AGAIN_MOST_NS: Final = 600 * NS
-CHANGED_NS: Final = 1 * NS  # between two lines at least
-REASONS_MAX: Final = 8  # that are reported at once in one outage: a reason may contain a number that always changes
-_LOGGER: Final = logging.getLogger("fairway.client")  # of clients that are no part of an app
-QUIET_NS: Final = 60 * NS  # a JOIN that is put off after so long is not the same wait any more
-STEADY_NS: Final = 60 * NS  # a connection that has held for so long ends the outage before it
+CHANGED_NS: Final = 1 * NS  # at least, between two log lines
+REASONS_MAX: Final = 8  # new reasons reported at once in one outage; a reason may contain a number that always changes
+_LOGGER: Final = logging.getLogger("fairway.client")  # of clients outside an app
+QUIET_NS: Final = 60 * NS  # a JOIN that is delayed after so long a pause begins a new wait
+STEADY_NS: Final = 60 * NS  # a connection that has held so long ends the outage before it
 
 
 class Outages:
-    """Which changes of one connection are worth a line. Pure: the caller has the clock and the log."""
+    """Decides which changes of one connection are worth a log line. Pure: the caller has the clock and the log."""
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
-        self._is_up = False  # by what was reported last
+        self._is_up = False  # according to the last log line
         self._has_been_up = False
-        self._opened_ns: int | None = None  # None: it is not open
-        self._down_ns: int | None = None  # when the outage began
+        self._opened_ns: int | None = None  # None: the connection is not open
+        self._down_ns: int | None = None  # start of the outage
         self._reasons: set[frozenset[str]] = set()  # reported in this outage
         self._reported_ns = 0
         self._again_ns = AGAIN_FIRST_NS
 
     def trouble(self, reason: str, now_ns: int) -> str | None:
-        """The connection cannot be had, or was lost: the sentence to report, or None."""
+        """The connection could not be made, or was lost: the sentence to report, or None."""
         if self._opened_ns is not None and now_ns - self._opened_ns >= STEADY_NS:
             self._reasons.clear()
             self._again_ns, self._down_ns = AGAIN_FIRST_NS, None
@@ -85,17 +86,17 @@ class Outages:
 
 
 def _parts(reason: str) -> frozenset[str]:
-    """What is the same for the same troubles: addresses are tried in any order."""
+    """The parts of a reason, as a set: the same trouble may list the addresses in another order."""
     return frozenset(reason.replace("cannot connect to ", "").split("; "))
 
 
 class ConnectionLog:
-    """The connections to one server, of all clients that share a log (`client.core.ConnectionWatch`)."""
+    """Reports the connections to one server, of all clients that share a log. A `core.ConnectionWatch`."""
 
     def __init__(self, goal: Goal, logger: logging.Logger) -> None:
         self._outages = Outages(goal)
         self._logger = logger
-        self._lock = Lock()  # clients of threads and clients of loops
+        self._lock = Lock()  # blocking and asyncio clients share this object
 
     def trouble(self, reason: str, now_ns: int) -> None:
         with self._lock:
@@ -111,7 +112,7 @@ class ConnectionLog:
 
 
 class ClientLog:
-    """All that clients which share it write into one logger."""
+    """The log of one or several clients, in one logger."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self.logger = logger
@@ -119,12 +120,12 @@ class ClientLog:
         self._connections: dict[Goal, ConnectionLog] = {}
 
     def connection(self, goal: Goal) -> ConnectionLog:
-        """For a connection to this server."""
+        """The `ConnectionLog` of a server."""
         with self._lock:
             return self._connections.setdefault(goal, ConnectionLog(goal, self.logger))
 
     def listener(self, line: Line) -> Callable[[ConsumingEvent], None]:
-        """For a session on this line: it tells under the lock, and the log is written without."""
+        """The `on_event` of a session on this line. The session calls under the lock; the log is written without."""
         return partial(self._on_event, line)
 
     def _on_event(self, line: Line, event: ConsumingEvent) -> None:
@@ -143,9 +144,10 @@ class ClientLog:
 
 
 class JoinLog:
-    """The JOINs of one consumer at one broker that are put off: the first is reported at once, then at growing
-    intervals. Every client reports them, also one that is no part of an app: a program that gets no messages must say
-    why."""
+    """Reports the delayed JOINs of one consumer at one broker: the first at once, later ones at growing intervals.
+
+    Every client reports them, also outside an app: a program that gets no messages must say why.
+    """
 
     def __init__(self, line: Line, log: ClientLog | None) -> None:
         self._line = line
@@ -155,7 +157,7 @@ class JoinLog:
         self._again_ns = AGAIN_FIRST_NS
 
     def __call__(self, delayed: JoinDelayed) -> None:
-        """Called under the client's lock; the log is written without it."""
+        """Report a delayed JOIN. Called under the client's lock; the log is written without it."""
         now_ns = delayed.now_ns
         if now_ns - self._delayed_ns >= QUIET_NS:
             self._report_at_ns, self._again_ns = now_ns, AGAIN_FIRST_NS
@@ -182,7 +184,7 @@ def shown_on_stderr() -> Iterator[None]:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(TimedFormatter())
-    handler.addFilter(lambda _record: not root.handlers)  # it may still do so while the app runs
+    handler.addFilter(lambda _record: not root.handlers)  # the program may set it up later
     level = logger.level
     logger.addHandler(handler)
     if level == logging.NOTSET:

@@ -1,15 +1,17 @@
-"""Equal requests of one process, merged: a book of machines, one per key that somebody is at (`fairway.coalesce`).
+"""Merges equal requests of one process: a table of state machines, one for each key in process (`fairway.coalesce`).
 
-The book knows no thread, no loop and no clock: its two faces (`coalescing_threads`, `coalescing_aio`) bring a lock or a
-loop, the time, and a bell for whoever waits. Three things it adds to the machine:
+Each machine has a *head*, the request that works on the key, and a *tail*, the request that waits. The table knows no
+thread, no loop and no clock. `fairway.client.sync.coalescing` and `fairway.client.aio.coalescing` bring a lock or a
+loop, the time, and a bell for each waiting request. The table adds three things to the machines:
 
-- *Time.* A head that has not ended within the safety time-out is given up for dead, by whoever comes or waits next, and
-  the tail takes its place. It may only have been slow; then it can see that its turn is over, and its release does
-  nothing. What takes longer than that by its nature calls `renew`.
-- *A bound.* A machine to which nobody is left is forgotten at once. What remains are keys in process, and heads that
-  died and that nobody asks for again: those are swept out when their time is up. Past `keys_max` a request is refused.
-- *Figures.* How often each answer was given, and which keys are the most repetitive. Repetitions alone are counted by
-  key, so that a stream without any pays nothing for it.
+- *Time.* A head that has not ended within the time-out is evicted by the next request that comes or waits, and the tail
+  takes its place. A head that was only slow can see that its turn is over, and its release does nothing. Work that
+  takes longer by its nature calls `renew`.
+- *A bound.* The table forgets a machine as soon as it has no request. The rest are keys in process, and heads that died
+  and whose keys nobody asks for again; a sweep evicts those when their time is up. Beyond `keys_max` keys, a request is
+  refused.
+- *Statistics.* How often each answer was given, and which keys repeat most. Only repetitions are counted by key, so a
+  stream without repetitions pays nothing.
 """
 
 from __future__ import annotations
@@ -26,80 +28,80 @@ from fairway.errors import Code, Misuse, Refused, invariant
 KeyT = TypeVar("KeyT", bound=Hashable)
 KeepName: TypeAlias = Literal["first", "latest"]
 
-TIMEOUT_S = 60.0  # twice what most database and HTTP clients wait by themselves: a head that is alive has ended by then
-KEYS_MAX = 100_000  # in process at once, about 30 MB: nobody has as many threads, so most of them would be dead
+TIMEOUT_S = 60.0  # twice the time-out of most database and HTTP clients: a living head has ended by then
+KEYS_MAX = 100_000  # in process at once, about 30 MB; no program has as many threads, so most heads would be dead
 HOTTEST_KEYS = 32
 
 
 class RequestStatus(enum.Enum):
-    """How a request stands with its key."""
+    """The state of a request for its key."""
 
     ACCEPTED = "accepted"
-    """It is the head: it may go ahead."""
+    """The request is the head: it may work."""
     WAITING = "waiting"
-    """It is the tail: another one is at work."""
+    """The request is the tail: it waits for the head."""
     DECLINED = "declined"
-    """One is at work and another one waits: what this one would do will be done."""
+    """A head works and a tail waits: the tail will do the work of this request."""
     WITHDRAWN = "withdrawn"
-    """It did not want to wait any longer."""
+    """The request has stopped waiting."""
     RELEASED = "released"
-    """It has ended."""
+    """The request has ended."""
     EVICTED = "evicted"
-    """It took too long, and another one has its place."""
+    """The request took too long and has lost its turn."""
 
 
-# Needed for every request: a name of the module costs a third of a member of an enumeration.
+# Every request needs these: a module's name costs a third of an enumeration's member.
 _ACCEPT, _FREED = CoalescingAnswer.ACCEPT, CoalescingAnswer.FREED
 _ACCEPTED, _DECLINED, _RELEASED = RequestStatus.ACCEPTED, RequestStatus.DECLINED, RequestStatus.RELEASED
 
 
 class CoalescedRequest(Generic[KeyT]):
-    """One request for one key. `bell` is rung when somebody else has changed how it stands."""
+    """One request for one key. The table calls `bell` when another request changes the status of this one."""
 
-    __slots__ = ("bell", "key", "standing")
+    __slots__ = ("bell", "key", "status")
 
     def __init__(self, key: KeyT) -> None:
         self.key = key
-        self.standing = _DECLINED
+        self.status = _DECLINED
         self.bell: Callable[[], None] | None = None
 
     @property
     def is_mine(self) -> bool:
         """Whether this request may work on its key, now."""
-        return self.standing is _ACCEPTED
+        return self.status is _ACCEPTED
 
-    def _change(self, standing: RequestStatus) -> None:
-        self.standing = standing
+    def _change(self, status: RequestStatus) -> None:
+        self.status = status
         if self.bell is not None:
             self.bell()
 
 
 @dataclass(frozen=True, slots=True)
 class CoalescingStatistics(Generic[KeyT]):
-    """What a coordinator has done so far. Every request was accepted, waited, was declined or refused."""
+    """The counts of a coordinator. Every request was accepted, waited, was declined or was refused."""
 
     accepted: int
-    """Went ahead at once."""
+    """Requests that worked at once."""
     waited: int
-    """Found another one at work, and waited."""
+    """Requests that found a head at work, and waited."""
     promoted: int
-    """Of those, the ones that went ahead."""
+    """Of the waiting requests, those that got their turn."""
     declined: int
-    """Dropped: the work that was saved. With `keep="latest"` those are requests that had waited."""
+    """Requests that were dropped: the work that was saved. With `keep="latest"` these had waited before."""
     withdrawn: int
-    """Gave up waiting."""
+    """Requests that stopped waiting."""
     evicted: int
     """Heads that did not end within the time-out."""
     refused: int
-    """Found the coordinator full."""
+    """Requests that found `keys_max` keys in process."""
     keys: int
-    """In process now."""
+    """Keys in process now."""
     hottest: tuple[tuple[KeyT, int], ...]
-    """The keys that were repeated most, and how often at most: requests that came while another one was there."""
+    """The most repeated keys, each with an upper bound of its repetitions: requests that came during another."""
 
 
 class _KeyQueue(Machine[CoalescedRequest[KeyT]]):
-    """A key's machine, and when its head is given up."""
+    """A key's machine, and the time when its head is evicted."""
 
     __slots__ = ("due_ns",)
 
@@ -109,7 +111,7 @@ class _KeyQueue(Machine[CoalescedRequest[KeyT]]):
 
 
 class _Hottest(Generic[KeyT]):
-    """The keys that occur most, in bounded memory: a newcomer takes the place and the count of the least one."""
+    """The most frequent keys, in bounded memory: a new key takes the place and the count of the least frequent."""
 
     def __init__(self) -> None:
         self._counts: dict[KeyT, int] = {}
@@ -129,7 +131,7 @@ class _Hottest(Generic[KeyT]):
 
 
 class CoalescingTable(Generic[KeyT]):
-    """The machines of a coordinator. Called under its lock, or on its loop."""
+    """The machines of a coordinator. The caller holds the coordinator's lock, or calls on its loop."""
 
     def __init__(self, timeout_s: float, keep: KeepName, keys_max: int) -> None:
         if keep not in ("first", "latest"):
@@ -141,9 +143,9 @@ class CoalescingTable(Generic[KeyT]):
         self._timeout_ns = int(timeout_s * 1e9)
         self._keep = Keep(keep)
         self._keys_max = keys_max
-        # In the order in which their heads are given up: a desk with a new head goes to the end.
+        # In the order of `due_ns`: a machine with a new head goes to the end.
         self._desks: dict[KeyT, _KeyQueue[KeyT]] = {}
-        self._spare: _KeyQueue[KeyT] | None = None  # the last that was left: making one costs as much as using it
+        self._spare: _KeyQueue[KeyT] | None = None  # the last freed machine: making a new one costs as much as its use
         self._sweep_ns = 0
         self._hottest: _Hottest[KeyT] = _Hottest()
         self._accepted = self._waited = self._promoted = self._declined = 0
@@ -152,80 +154,80 @@ class CoalescingTable(Generic[KeyT]):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
-        """Give a new request its standing: accepted, waiting or declined."""
-        desk = self._desks.get(place.key)
-        if desk is not None and desk.due_ns <= now_ns:
-            self._evict(place.key, desk, now_ns)
-            desk = self._desks.get(place.key)
-        if desk is None:
-            desk = self._open(place.key, now_ns)
-        answer, declined = desk.enqueue(place, self._keep)
+        """Give a new request its status: accepted, waiting or declined."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is not None and key_queue.due_ns <= now_ns:
+            self._evict(place.key, key_queue, now_ns)
+            key_queue = self._desks.get(place.key)
+        if key_queue is None:
+            key_queue = self._open(place.key, now_ns)
+        answer, declined = key_queue.enqueue(place, self._keep)
         if answer is _ACCEPT:
             self._accepted += 1
-            place.standing = _ACCEPTED
-            desk.due_ns = now_ns + self._timeout_ns
+            place.status = _ACCEPTED
+            key_queue.due_ns = now_ns + self._timeout_ns
             return
         self._hottest.note(place.key)
         if answer is CoalescingAnswer.WAIT:
             self._waited += 1
-            place.standing = RequestStatus.WAITING
+            place.status = RequestStatus.WAITING
         if declined is not None:
             self._declined += 1
             declined._change(RequestStatus.DECLINED)
 
     def end(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
-        """The request has ended; False: it was not the head, and nothing has changed."""
-        desk = self._desks.get(place.key)
-        if desk is None or desk.head is not place:
+        """End the request; False: it was not the head, and nothing has changed."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is None or key_queue.head is not place:
             return False
-        place.standing = _RELEASED
-        self._dequeue(place.key, desk, now_ns)
+        place.status = _RELEASED
+        self._dequeue(place.key, key_queue, now_ns)
         return True
 
     def withdraw(self, place: CoalescedRequest[KeyT]) -> bool:
-        """The request does not wait any longer; False: it did not wait."""
-        desk = self._desks.get(place.key)
-        if desk is None or desk.withdraw(place) is not CoalescingAnswer.WITHDRAWN:
+        """Stop the request's wait; False: it was not waiting."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is None or key_queue.withdraw(place) is not CoalescingAnswer.WITHDRAWN:
             return False
         self._withdrawn += 1
-        place.standing = RequestStatus.WITHDRAWN
+        place.status = RequestStatus.WITHDRAWN
         return True
 
     def leave(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
-        """End, or withdraw, or nothing: whatever it takes to be out of the way."""
-        desk = self._desks.get(place.key)
-        if desk is not None and desk.head is place:
-            place.standing = _RELEASED
-            self._dequeue(place.key, desk, now_ns)
-        elif desk is not None:
+        """End the request if it is the head, withdraw it if it is the tail."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is not None and key_queue.head is place:
+            place.status = _RELEASED
+            self._dequeue(place.key, key_queue, now_ns)
+        elif key_queue is not None:
             self.withdraw(place)
 
     def renew(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
-        """The head lives, and has the whole time-out once more; False: it was not the head any more."""
-        desk = self._desks.get(place.key)
-        if desk is None or desk.head is not place:
+        """Give the head the whole time-out once more; False: the request is not the head any more."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is None or key_queue.head is not place:
             return False
-        self._lead(place.key, desk, now_ns)
+        self._lead(place.key, key_queue, now_ns)
         return True
 
     def look(self, place: CoalescedRequest[KeyT], now_ns: int) -> int:
-        """How long until a request that waits should look again: the head is given up then, if nobody rings before."""
-        desk = self._desks.get(place.key)
-        if desk is None or place.standing is not RequestStatus.WAITING:
+        """The ns until a waiting request looks again: then the head is evicted, if no bell rings before. 0: now."""
+        key_queue = self._desks.get(place.key)
+        if key_queue is None or place.status is not RequestStatus.WAITING:
             return 0
-        if desk.due_ns <= now_ns:
-            self._evict(place.key, desk, now_ns)
+        if key_queue.due_ns <= now_ns:
+            self._evict(place.key, key_queue, now_ns)
             return 0
-        return desk.due_ns - now_ns
+        return key_queue.due_ns - now_ns
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def sweep(self, now_ns: int) -> int:
-        """Give up the heads whose time is up; how many those were."""
+        """Evict the heads whose time is up; returns how many."""
         self._sweep_ns = now_ns + self._timeout_ns
         overdue = list(takewhile(lambda item: item[1].due_ns <= now_ns, self._desks.items()))
-        for key, desk in overdue:
-            self._evict(key, desk, now_ns)
+        for key, key_queue in overdue:
+            self._evict(key, key_queue, now_ns)
         return len(overdue)
 
     def statistics(self) -> CoalescingStatistics[KeyT]:
@@ -254,32 +256,32 @@ class CoalescingTable(Generic[KeyT]):
                 f"{len(self._desks):,} keys are in process at once: release turns, or raise keys_max",
                 retry_after_ms=max((oldest.due_ns - now_ns) // 1_000_000, 1),
             )
-        desk, self._spare = self._spare or _KeyQueue(), None
-        self._desks[key] = desk
-        return desk
+        key_queue, self._spare = self._spare or _KeyQueue(), None
+        self._desks[key] = key_queue
+        return key_queue
 
-    def _evict(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
-        """The head is given up for dead. It may only be slow, and look at its standing."""
-        head = desk.head
+    def _evict(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
+        """Take the turn from the head. A head that is only slow sees that from its status."""
+        head = key_queue.head
         invariant(head is not None, "a machine without a head is not kept")
         self._evicted += 1
-        self._dequeue(key, desk, now_ns)
+        self._dequeue(key, key_queue, now_ns)
         if head is not None:
             head._change(RequestStatus.EVICTED)
 
-    def _dequeue(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
-        head = desk.head
-        if head is None or desk.dequeue(head) is _FREED:
+    def _dequeue(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
+        head = key_queue.head
+        if head is None or key_queue.dequeue(head) is _FREED:
             del self._desks[key]
-            self._spare = desk
+            self._spare = key_queue
             return
         self._promoted += 1
-        self._lead(key, desk, now_ns)
-        if desk.head is not None:
-            desk.head._change(RequestStatus.ACCEPTED)
+        self._lead(key, key_queue, now_ns)
+        if key_queue.head is not None:
+            key_queue.head._change(RequestStatus.ACCEPTED)
 
-    def _lead(self, key: KeyT, desk: _KeyQueue[KeyT], now_ns: int) -> None:
-        """A head begins, or begins anew: it is the last to be given up."""
-        desk.due_ns = now_ns + self._timeout_ns
+    def _lead(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
+        """Start the time-out of a head again: it is now the last to be evicted."""
+        key_queue.due_ns = now_ns + self._timeout_ns
         del self._desks[key]
-        self._desks[key] = desk
+        self._desks[key] = key_queue

@@ -1,32 +1,45 @@
-"""What a client can ask of a broker beside sending and consuming: the same for both faces.
+"""The requests of a client beside sending and consuming, and the session of a line that asks them.
 
-Each function checks its arguments and gives the request with the kind of its answer; the faces ask it.
+First come functions that check their arguments and return a `Command`: the request, with the type of its answer. The
+blocking and the asyncio client ask it.
+
+Then comes `Questions`, the session. It asks each command once the line is open, and settles each once:
+
+    the connection was lost      ask again, if a second time does no harm; otherwise the caller gets `OutcomeUnknown`
+    NOT_MASTER, DRAINING         ask the next server
+    BUSY of a delay server       ask again when the server says: it has just been started and reads its files
+    any other refusal            the caller decides
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import count
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.batch import MessageId
-from fairway.client.asking import Command
-from fairway.errors import Misuse
+from fairway.errors import Code, InvariantViolated, Misuse, OutcomeUnknown, Refused
 from fairway.names import ConsumerName, GroupName, Subject
 from fairway.protocol import codec
-from fairway.protocol.admin import (
+from fairway.protocol.admin_messages import (
     Configure,
     Configured,
     Depth,
     Describe,
     Described,
+    Index,
     Lever,
+    Names,
     Redrive,
     Redriven,
     Removed,
     RemoveGroup,
     RemoveSubject,
+    Retrace,
     Scan,
     Scanned,
     Seek,
@@ -35,20 +48,24 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
+from fairway.protocol.delay_messages import Cancel, DelayTally, PendingListed, Reschedule, Resend
+from fairway.protocol.delivery import DecodedBatches, LazyBatch
+from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Done, Whence
-from fairway.protocol.page import DecodedBatches, LazyBatch
-from fairway.world.buffers import Bytes
+from fairway.protocol.route_messages import Govern, Route
+from fairway.runtime.buffers import Bytes
 
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
-SeekTarget: TypeAlias = "Literal['earliest', 'latest'] | int | datetime"  # a place in a subject; a number is a sequence
+
+SeekTarget: TypeAlias = "Literal['earliest', 'latest'] | int | datetime"  # a place in a subject; an int is a sequence
 
 SCAN_BYTES = limits.MIB
 
 
 def place_of(place: SeekTarget) -> tuple[Whence, int]:
-    """How the protocol says it."""
+    """The place in the protocol's form."""
     if place == "earliest":
         return Whence.EARLIEST, 0
     if place == "latest":
@@ -63,7 +80,7 @@ def place_of(place: SeekTarget) -> tuple[Whence, int]:
 
 
 def any_of(message: ControlMessage) -> Command[ControlMessage]:
-    """Whatever request the protocol knows."""
+    """A command for any request of the protocol."""
     verb = codec.REQUESTS.get(type(message))
     if verb is None or verb < FIRST_REQUEST_VERB:
         raise Misuse(f"a {type(message).__name__} is not a request")
@@ -73,7 +90,7 @@ def any_of(message: ControlMessage) -> Command[ControlMessage]:
 def describe(
     subject: str | None = None, group: str | None = None, *, depth: Depth = Depth.GROUPS, after: str = ""
 ) -> Command[Described]:
-    """One page; `after` is `next` of the page before."""
+    """Describe the broker: one page. `after` is `next` of the page before."""
     subject = None if subject is None else str(Subject.parse_any(subject))
     group = None if group is None else str(GroupName.parse(group))
     return Command(Describe(depth, subject, group, after), Described)
@@ -91,7 +108,7 @@ def switch(subject: str, group: str, consumer: str | None, *, is_on: bool) -> Co
 
 
 def go_on(subject: str, group: str, key: str | None) -> Command[Switched]:
-    """With a key that has halted, or with all that have."""
+    """Go on with a key that has halted, or with all such keys."""
     subject, group = str(Subject.parse_any(subject)), str(GroupName.parse(group))
     return Command(Switch(Lever.HALT_KEY, False, subject, group, key=key), Switched)
 
@@ -107,7 +124,7 @@ def weigh(subject: str, group: str, weight: float) -> Command[Done]:
 
 
 def redrive(subject: str, group: str, ids: Sequence[str | MessageId] | None, rate_per_s: int = 0) -> Command[Redriven]:
-    """Dead letters by id, or all of them."""
+    """Give dead letters back to their group: those with these ids, or all."""
     texts = None if ids is None else [str(each) for each in ids]
     return Command(Redrive(str(Subject.parse_any(subject)), str(GroupName.parse(group)), texts, rate_per_s), Redriven)
 
@@ -122,9 +139,9 @@ def remove_group(subject: str, group: str, *, is_forced: bool, takes_dead: bool)
 
 
 def configure(subject: str, group: str, config: GroupConfig | bytes, expected_version: int) -> Command[Configured]:
-    """Compare and set; as bytes it is MessagePack, as `fairway.groups.config.encode` makes it."""
+    """Compare and set a group's configuration. Bytes are MessagePack from `fairway.groups.config.encode`."""
     if not isinstance(config, bytes):
-        from fairway.groups.config import encode  # who configures nothing need not load the law of groups
+        from fairway.groups.config import encode  # most clients never need the package of groups
 
         config = encode(config)
     return Command(
@@ -133,7 +150,7 @@ def configure(subject: str, group: str, config: GroupConfig | bytes, expected_ve
 
 
 class Scanning:
-    """A walk through a subject without a group: ask `command()`, give the answer to `pages`, until `is_done`."""
+    """Reads a subject without a group: ask `command()`, give the answer to `pages`, until `is_done`."""
 
     def __init__(self, subject: str, start: SeekTarget, end: int | None, bytes_max: int) -> None:
         self._subject = str(Subject.parse_any(subject))
@@ -148,7 +165,7 @@ class Scanning:
         return Command(Scan(self._subject, *self._place, self._end, self._bytes_max, self._log_id), Scanned)
 
     def pages(self, scanned: Scanned, attachments: Sequence[Bytes]) -> Iterator[LazyBatch]:
-        """The batches that came; the first may begin before the place asked for, the last may reach past the end."""
+        """The batches of an answer. The first may begin before the start, the last may reach past the end."""
         if self._end is None:
             self._end = scanned.committed_end
         self._log_id = scanned.log_id
@@ -156,3 +173,116 @@ class Scanning:
         self.is_done = scanned.next_sequence >= self._end
         for attached, data in zip(scanned.batches, attachments, strict=True):
             yield LazyBatch(data, attached.first_sequence, attached.appended_ms, self._decoded)
+
+
+AnswerT = TypeVar("AnswerT", bound=ControlMessage)
+
+# Asking one of these twice has the effect of asking once. CONFIGURE is not among them: the broker refuses the second
+# because of the first.
+ABOUT_DELAYED: frozenset[type[ControlMessage]] = frozenset({Cancel, Reschedule, PendingListed, DelayTally, Resend})
+HARMLESS_TWICE: frozenset[type[ControlMessage]] = ABOUT_DELAYED | {
+    Describe, Scan, Seek, Switch, Weigh, Redrive, Retrace, Index, Names, Route, Govern, RemoveSubject, RemoveGroup,
+}  # fmt: skip
+
+
+class Command(Generic[AnswerT]):
+    """A request, and the type of its answer."""
+
+    __slots__ = ("answer_type", "message")
+
+    def __init__(self, message: ControlMessage, answer_type: type[AnswerT]) -> None:
+        self.message = message
+        self.answer_type = answer_type
+
+
+class CommandRequest(Generic[AnswerT]):
+    """One command that was given to `Questions`, and its outcome."""
+
+    __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message", "refused")
+
+    def __init__(self, command: Command[AnswerT], told: Callable[[], None] | None) -> None:
+        self.message = command.message
+        self.is_abandoned = False  # the caller waits no longer: do not ask again
+        self.refused: Refused | None = None  # the last refusal after which the command is asked again
+        self._answer_type = command.answer_type
+        self._outcome: RequestOutcome | None = None
+        self._told = told
+
+    def is_answered(self) -> bool:
+        return self._outcome is not None
+
+    def settle(self, outcome: RequestOutcome) -> None:
+        self._outcome = outcome
+        if self._told is not None:
+            self._told()
+
+    def answer(self) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The answer and its attachments. Raises `Refused`, or `OutcomeUnknown` if the answer was lost."""
+        outcome = self._outcome
+        if isinstance(outcome, Answer) and isinstance(outcome.message, self._answer_type):
+            return outcome.message, outcome.attachments
+        if isinstance(outcome, Refused):
+            raise outcome
+        if isinstance(outcome, ConnectionLost):
+            kind = type(self.message).__name__
+            raise OutcomeUnknown(f"{kind} was asked and no answer came: {outcome.sentence}; look before asking again")
+        raise InvariantViolated(f"{type(self.message).__name__} was answered with {outcome!r}")
+
+
+class Questions:
+    """The session that asks commands."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[CommandRequest[ControlMessage]] = deque()
+        self._later: list[tuple[int, int, CommandRequest[ControlMessage]]] = []  # a heap, by when to ask again
+        self._numbers = count()
+
+    def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> CommandRequest[AnswerT]:
+        """Ask as soon as possible. `told` is called in the line's thread when the outcome is known."""
+        codec.encode(command.message)  # raises for the caller now, not later in the line's thread
+        question = CommandRequest(command, told)
+        self._waiting.append(question)  # type: ignore[arg-type]
+        return question
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no command waits to be asked. Commands that were asked may still be in flight."""
+        return all(each.is_abandoned for each in (*self._waiting, *(later[2] for later in self._later)))
+
+    def opened(self, now_ns: int) -> None:
+        """Do nothing: this session needs no first request."""
+
+    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
+        while self._later and self._later[0][0] <= now_ns:
+            self._waiting.append(heapq.heappop(self._later)[2])
+        while room and self._waiting:
+            question = self._waiting.popleft()
+            if not question.is_abandoned:
+                room -= 1
+                yield Ask(question.message, (), question)
+
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        if not isinstance(token, CommandRequest):
+            raise InvariantViolated(f"an answer to {token!r}, which is not a question")
+        if isinstance(outcome, ConnectionLost) and type(token.message) in HARMLESS_TWICE:
+            self._waiting.append(token)
+        elif isinstance(outcome, Refused) and outcome.code in _ELSEWHERE:
+            token.refused = outcome
+            self._waiting.append(token)  # the line gives no room until it has found another server
+        elif isinstance(outcome, Refused) and _is_passing(token, outcome):
+            token.refused = outcome
+            heapq.heappush(
+                self._later, (now_ns + (outcome.retry_after_ms or 0) * NS_PER_MS, next(self._numbers), token)
+            )
+        else:
+            token.settle(outcome)
+
+    def next_deadline(self) -> int | None:
+        return self._later[0][0] if self._later else None
+
+
+_ELSEWHERE = frozenset({Code.NOT_MASTER, Code.DRAINING})  # the server has done nothing, and the line looks for another
+
+
+def _is_passing(question: CommandRequest[ControlMessage], refused: Refused) -> bool:
+    return type(question.message) in ABOUT_DELAYED and refused.code is Code.BUSY and bool(refused.retry_after_ms)

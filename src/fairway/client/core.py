@@ -1,6 +1,7 @@
-"""What both faces have in common: a line to the broker with a producer and a desk for questions on it.
+"""The parts that the blocking and the asyncio client share: one line with its sessions, options, and error texts.
 
-The faces add the waiting, each in its own way: `sync` by a threaded link, `aio_face` on the caller's loop.
+`ClientCore` is the line to one server with a producer's session and a session for commands. The two clients add the
+waiting: `fairway.client.sync` with a threaded link, `fairway.client.aio` on the caller's loop.
 """
 
 from __future__ import annotations
@@ -11,28 +12,27 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from fairway.client.asking import AnswerT, CommandRequest, Questions
-from fairway.client.spool import SpoolOptions
+from fairway.client.commands import AnswerT, CommandRequest, Questions
+from fairway.client.spool.spool import SpoolOptions
 from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
 from fairway.errors import InvariantViolated, Misuse, Unreachable
-from fairway.protocol.line import Line, ReconnectOptions
-from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.protocol.session import Ask, ClientSession, RequestOutcome
-from fairway.world.clock import Clock
-from fairway.world.rng import Rng
+from fairway.protocol.line import Ask, ClientSession, Line, ReconnectOptions, RequestOutcome
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.runtime.clock import Clock
+from fairway.runtime.rng import Rng
 
 PendingT = TypeVar("PendingT", bound=Pending)
 BatchT = TypeVar("BatchT", bound=PendingBatch)
 
 Duration: TypeAlias = float | timedelta  # seconds, or a timedelta
 
-ASK_S = 30.0  # for an answer to a question, the wait for a connection included
-CLOSE_S = 30.0  # for what is buffered to be stored when a client is closed
+ASK_S = 30.0  # time-out of a request, the wait for a connection included
+CLOSE_S = 30.0  # a closing client waits so long until buffered messages are stored
 
 
 def seconds_of(duration: Duration) -> float:
-    """A wait as a number of seconds."""
+    """A duration in seconds. Raises `Misuse` for a negative one, or for another type."""
     if isinstance(duration, bool) or not isinstance(duration, int | float | timedelta):
         raise Misuse(f"a duration is seconds or a timedelta, not {type(duration).__name__}")
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
@@ -42,32 +42,32 @@ def seconds_of(duration: Duration) -> float:
 
 
 def limit_of(timeout: Duration | None) -> float | None:
-    """The same where None means for ever."""
+    """The same for a timeout that may be None: for ever."""
     return None if timeout is None else seconds_of(timeout)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How a client behaves; each part says what it offers."""
+    """The options of a client, in parts that each describe their own."""
 
     producer: ProducerOptions = field(default_factory=ProducerOptions)
     line: ReconnectOptions = field(default_factory=ReconnectOptions)
     spool: SpoolOptions | None = None
 
     def check(self) -> None:
-        """What the parts cannot know of each other."""
+        """Check the parts against each other."""
         if self.producer.when_full == "spool" and self.spool is None:
             raise Misuse("when_full='spool' needs a spool: fairway.connect(url, spool='/var/lib/app/spool')")
 
 
 class Mute:
-    """A producer's session that keeps its time and says nothing."""
+    """Wraps a producer's session on a line to a server that stores nothing: deadlines run, and no request leaves."""
 
     def __init__(self, producing: ClientSession) -> None:
         self._producing = producing
 
     def opened(self, now_ns: int) -> None:
-        """That is no news for it."""
+        """Do nothing: nothing is sent on this connection."""
 
     def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
         return self._producing.asks(0, now_ns)
@@ -80,20 +80,20 @@ class Mute:
 
 
 class ConnectionWatch(Protocol):
-    """Who is told how one connection stands."""
+    """Observes one connection."""
 
     def trouble(self, reason: str, now_ns: int) -> None:
-        """It cannot be had, or was lost."""
+        """The connection could not be made, or was lost."""
 
     def opened(self, now_ns: int) -> None:
-        """It was made, handshake included."""
+        """The connection was made, handshake included."""
 
 
-_OWN_SESSIONS = 2  # of a line: what is sent, and what is asked
+_OWN_SESSIONS = 2  # of a line: the producer's session and the commands' session
 
 
 class ClientCore(Generic[PendingT, BatchT]):
-    """One line and the sessions that every client has on it. Called under the face's lock, or on its loop."""
+    """One line and the sessions that every client has on it. Called under the client's lock, or on its loop."""
 
     def __init__(
         self,
@@ -106,9 +106,11 @@ class ClientCore(Generic[PendingT, BatchT]):
         stores: bool = True,
         watch: ConnectionWatch | None = None,
     ) -> None:
-        """With `stores=False` the line is to somebody who stores nothing: what is added here waits to be lent.
+        """Make the line and its sessions.
 
-        `watch` is told how the connection stands, without the lock."""
+        With `stores=False` the server stores nothing, and messages that are added here wait to be lent to another
+        connection. The calls to `watch` come without the lock.
+        """
         now_ns = clock.monotonic_ns()
         self._watch = watch
         self.line = Line(rng, options.line, now_ns=now_ns, on_trouble=self._on_trouble, on_open=self._on_open)
@@ -118,7 +120,7 @@ class ClientCore(Generic[PendingT, BatchT]):
             options.producer,
             run_later=self.line.run_later,
             pending_type=pending_type,
-            batch_type=batch_type,  # type: ignore[arg-type]  # whatever makes one will do
+            batch_type=batch_type,  # type: ignore[arg-type]  # any callable that makes a batch will do
         )
         self.questions = Questions()
         self.line.add(self.producing if stores else Mute(self.producing), now_ns)
@@ -142,36 +144,38 @@ class ClientCore(Generic[PendingT, BatchT]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody would miss a connection: nothing is to be sent or asked, and no consumer is on the line."""
+        """Whether no connection is needed: nothing is to be sent or asked, and no consumer is on the line."""
         return self.line.sessions == _OWN_SESSIONS and self.questions.is_idle and not self.producing.unsettled()
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Whom a line is for, and how a person would start it."""
+    """The server that a line leads to, with words for people: its name, and the command that starts it."""
 
     addresses: tuple[BrokerAddress, ...]
     name: str = "broker"
     command: str = "fairway up --data data"
     scheme: str = SCHEME
-    stores: bool = True  # messages
-    is_routed: bool = False  # a meta server says where it is, and may say something else later
+    stores: bool = True  # whether the server stores messages
+    is_routed: bool = False  # a meta server names the addresses, and may change them later
 
     @property
     def patience_ms(self) -> int | None:
-        """For answers, when a client is closed: what a meta server is asked waits for changes, and those are of no
-        interest any more."""
+        """How long a closing client waits for answers.
+
+        0 for a meta server: the long poll of routes would only answer after a change, which no longer matters.
+        """
         return None if self.stores else 0
 
     @property
     def place(self) -> str:
-        """Such as `broker at fairway://127.0.0.1:20880`, or `broker group west`."""
+        """The server for people, such as `broker at fairway://127.0.0.1:20880`, or `broker group west`."""
         where = ",".join(map(str, self.addresses))
         return self.name if self.is_routed else f"{self.name} at {self.scheme}{where}"
 
     @property
     def remedy(self) -> str:
-        """For a person who finds that it is not there."""
+        """A hint for people who cannot reach the server."""
         return "" if self.is_routed else f"Is it running there (`{self.command} --port {self.addresses[0].port}`)?"
 
 
@@ -184,7 +188,7 @@ def delay_server(addresses: tuple[BrokerAddress, ...]) -> Goal:
 
 
 def unreachable(goal: Goal, trouble: str | None) -> Unreachable:
-    """The sentence for who cannot be connected, with the remedy."""
+    """The error of a client that cannot connect, with the remedy."""
     why = trouble or "no answer yet"
     remedy = f"{goal.remedy} To wait for it, connect with patience=SECONDS (--patience-s)".lstrip()
     return Unreachable(f"no {goal.place}: {why}. {remedy}")
@@ -195,7 +199,7 @@ def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:
 
 
 def no_answer(question: CommandRequest[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
-    """What ends the wait for an answer: the refusal that did not pass, or silence."""
+    """The error after a time-out: the last refusal, if there was one, or a TimeoutError."""
     if question.refused is not None:
         return question.refused
     kind = type(question.message).__name__
@@ -207,6 +211,6 @@ def failures(unseen: list[Exception]) -> ExceptionGroup[Exception]:
 
 
 def note_failures(error: BaseException, failed: ExceptionGroup[Exception]) -> None:
-    """Beside what ended a `with`, say what else went wrong."""
+    """Add the failures of messages as notes to the error that has ended a `with`."""
     for each in failed.exceptions:
         error.add_note(f"and a message was not stored: {each}")

@@ -1,14 +1,40 @@
-"""What `client.consumer(...)` takes beside subject and group, in both faces; `ConsumerOptions` explains each."""
+"""The settings that `client.consumer(...)` takes beside subject and group, and stretches of time such as `90s`.
+
+`ConsumerOptions` describes each setting. People write stretches of time as `90s`, `15m`, `2h` or `3d`.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, TypedDict
+import re
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from fairway.batch import MessageId
 from fairway.errors import Misuse
-from fairway.protocol.consumption import ConsumerOptions
-from fairway.protocol.messages import Whence
-from fairway.protocol.terms import CoalescePolicy, OrderPolicy, WantedTags
+from fairway.protocol.consumer_options import ConsumerOptions
+from fairway.protocol.messages import CoalescePolicy, OrderPolicy, WantedTags, Whence
+
+HELP: Final = "90s, 15m, 2h, 3d"
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
+
+
+def as_span(text: str) -> timedelta | None:
+    """Parse a stretch of time; None: the text is not one."""
+    found = _SPAN.fullmatch(text)
+    try:
+        return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        raise Misuse(f"{text} is longer than there is time") from None
+
+
+def span(text: str) -> timedelta:
+    """Parse a stretch of time. Raises `Misuse` with examples."""
+    found = as_span(text)
+    if found is None:
+        raise Misuse(f"{text!r} is no stretch of time: write {HELP}")
+    return found
+
 
 Start: TypeAlias = Literal["earliest", "latest"] | Whence
 
@@ -16,7 +42,7 @@ _STARTS = {"earliest": Whence.EARLIEST, "latest": Whence.LATEST}
 
 
 class ConsumerSettings(TypedDict, total=False):
-    """All of them may be left out."""
+    """The settings of a consumer, all optional."""
 
     consumer: str
     start: Start
@@ -36,7 +62,7 @@ class ConsumerSettings(TypedDict, total=False):
 
 
 def options_of(subject: str, group: str, settings: ConsumerSettings) -> ConsumerOptions:
-    """The options of a consumer's session."""
+    """The `ConsumerOptions` for these settings."""
     given = dict(settings)
     start = given.pop("start", Whence.EARLIEST)
     if not isinstance(start, Whence):
@@ -47,5 +73,5 @@ def options_of(subject: str, group: str, settings: ConsumerSettings) -> Consumer
 
 
 def id_of(given: MessageId | str) -> MessageId:
-    """An explicit id, also where it was given as text."""
+    """A message id, parsed if it is text."""
     return MessageId.parse(given) if isinstance(given, str) else given

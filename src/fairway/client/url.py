@@ -1,6 +1,9 @@
-"""`fairway://host:port[,host:port...][?delay=host:port[,...]]`: where to find a broker, and a delay server if that is
-elsewhere; several addresses are copies of one broker. `meta://host:port[,host:port...]`: where to find a meta server of
-a cluster, which knows the rest. Parsed once, when a client is made."""
+"""Parses the URLs of clients, once for each client.
+
+fairway://host:port[,host:port...][?delay=host:port[,...]]    a broker, and a delay server if that is elsewhere;
+                                                              several addresses are copies of one broker
+meta://host:port[,host:port...]                               meta servers of a cluster, which know the rest
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import NamedTuple, Self
 
 from fairway.errors import Misuse
 from fairway.redaction import without_password
-from fairway.world.net import PORT_MAX
+from fairway.runtime.net import PORT_MAX
 
 SCHEME = "fairway://"
 META_SCHEME = "meta://"
@@ -18,14 +21,14 @@ _REMEDY = f"write {SCHEME}HOST:PORT, for example {SCHEME}127.0.0.1:{DEFAULT_PORT
 
 
 class BrokerAddress(NamedTuple):
-    """One place to dial."""
+    """One host and port to dial."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, raw: str, default_port: int = DEFAULT_PORT) -> Self:
-        """`host`, `host:port`, `[v6]:port`."""
+        """Parse `host`, `host:port` or `[v6]:port`."""
         if "@" in raw:
             raise Misuse(f"bad address {without_password(raw)!r}: it has no user and no password; {_REMEDY}")
         host, port = _split(raw, default_port)
@@ -53,15 +56,15 @@ def _split(raw: str, default_port: int) -> tuple[str, str]:
 
 
 class ClientTarget(NamedTuple):
-    """Where a client goes, in the order in which addresses are tried."""
+    """The servers that a URL names, in the order of dialing."""
 
-    brokers: tuple[BrokerAddress, ...]  # copies of one broker; none in a cluster
-    delay: tuple[BrokerAddress, ...] = ()  # empty: what the broker itself runs
-    meta: tuple[BrokerAddress, ...] = ()  # of a cluster
+    brokers: tuple[BrokerAddress, ...]  # copies of one broker; empty in a cluster
+    delay: tuple[BrokerAddress, ...] = ()  # empty: the broker runs the delay server itself
+    meta: tuple[BrokerAddress, ...] = ()  # the meta servers of a cluster
 
 
 def parse_any(url: str) -> ClientTarget:
-    """What a URL says, of one broker or of a cluster; `Misuse` names what is wrong."""
+    """Parse the URL of a broker or of a cluster. Raises `Misuse` with a remedy."""
     if not str(url).startswith(META_SCHEME):
         return parse(url)
     where, asked, _ = url.removeprefix(META_SCHEME).partition("?")
@@ -72,7 +75,7 @@ def parse_any(url: str) -> ClientTarget:
 
 
 def parse(url: str) -> ClientTarget:
-    """What the URL of one broker says; `Misuse` names what is wrong."""
+    """Parse the URL of one broker. Raises `Misuse` with a remedy."""
     if not isinstance(url, str):
         raise Misuse(f"a URL is a str, not {type(url).__name__}: {_REMEDY}")
     if url.startswith(META_SCHEME):
@@ -92,7 +95,7 @@ def _addresses(raw: str, default_port: int = DEFAULT_PORT) -> tuple[BrokerAddres
 
 
 def _delay(query: str) -> tuple[BrokerAddress, ...]:
-    """The one thing that may be said behind a question mark, once."""
+    """Parse the query of a broker's URL: `delay=` once, and nothing else."""
     name, equals, value = query.partition("=")
     if name != "delay" or not equals or "&" in value:
         shown = without_password(f"?{query}")

@@ -1,38 +1,27 @@
-"""The delay server: holds a message until it is due, then produces it to a broker.
+"""Delay server: holds a message until its due time, then produces it to a broker.
 
-    buckets         which stretch of time a due time belongs to, and when a stretch is split          (pure)
-    letters         messages of several batches as the columns of one
-    piece           the record of a bucket: messages of one subject, with their names and due times
-    catalogue       what pieces say without their contents, so that a start need not read them
-    bucket_file     one bucket on disk
-    manifest        which buckets there are
-    schedule_log    all buckets: the truth about what is to be delivered
-    shelf           pieces that are open; what is not is fetched off the loop
-    rows            an index row per message, as arrays
-    wheel           the rows that are due soon, in the order of their times                            (pure)
-    dispatch_log    intents, what was sent, cancelled and rescheduled: the serial point
-    ledger          what it says of messages that are not loaded yet
-    moving          from the message log into buckets
-    loader          buckets into rows, rows into the wheel; in exactly one of each
-    dispatching     from due rows to intents
-    forgetting      when a row that is done with is freed, and what is left of it
-    recovering      from a start to where an earlier life ended
-    splitting       a bucket into finer ones
-    housekeeping    what is done every minute
-    pending         cancel, reschedule, list, count, histogram
-    browsing        pages and counts of what is pending, step by step
-    history         what happened, from both logs, as far as they go back
-    engine          all of it together, without a network
-    carrier         intents of many streams on one line to a broker group                              (pure)
-    courier         a line to each broker group, and which subject goes where
-    wayfinding      in a cluster: which broker groups take a subject and where they are, as meta servers say
-    clockwork       calls the engine when its time has come
-    desk            takes delayed messages and questions from a server's sessions
-    metrics         its figures
-    service         a delay server without a port: behind the broker's in `fairway up`
-    server          the same with a port of its own
-    member          the same as one copy of several
+    engine             all data of a delay server, without a network
+    options            what an operator may set
+    pending_messages   cancel, reschedule, list and count pending messages
+    pending_queries    the part of the engine that answers clients about pending messages
+    history            what happened to delayed messages, read from both logs
+    maintenance        frees rows that are finished; splits, deletes and checkpoints every minute
+    recovery           from a start, or a change of masters, to normal work
+    requests           answers the requests of clients
+    service            a delay server without a port of its own, as it runs in `fairway up`
+    server             a delay server with a port of its own, alone or as one copy of several
+    metrics            its metrics
 
-A message is named by its subject's number and its sequence in the delay server's own message log, for ever: its bucket
-changes when one is split, its name does not.
+    schedule           the schedule log: delayed messages on disk, in buckets by due time, and their rows in memory
+    dispatch           from due messages to brokers: intents, the dispatch log, the sender
+    replica            one copy of several: follow a master, take over, install a snapshot
+
+A delayed message travels through the package as follows. `requests` passes the batch to `engine`, which appends the
+batch to the message log and answers once the log is synced. The appender of `schedule` writes the message into the
+bucket of its due time and adds an index row. The loader puts the row on the timing wheel when its hour comes near. When
+the row is due, the dispatcher adds the message to an intent and appends the intent to the dispatch log. Once the intent
+is synced, the sender produces the batch to a broker group, and the broker's receipt becomes a SENT event.
+
+The subject's number and the message's sequence in the delay server's own message log name a message for ever. A message
+changes its bucket when the bucket is split; its name stays.
 """

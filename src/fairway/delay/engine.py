@@ -1,15 +1,16 @@
-"""The delay server without a network: schedule, wait, hand out what is due, cancel; whatever crashes in between.
+"""Engine of the delay server, without a network: stores delayed messages, gives out due ones, survives crashes.
 
-The way of a delayed message: `schedule` appends its batch to the message log and answers when that is synced → `moving`
-puts it into its bucket → `loader` puts its row into the wheel when its hour is at hand → `on_time` finds it due and
-`dispatching` names it in an intent → the intent is synced and handed to whoever sends it → `sent`.
+A delayed message takes this way. `schedule` appends its batch to the message log and answers once that is synced.
+`ScheduleAppender` writes the message into its bucket. `Sweeper` puts its row on the wheel when its hour comes near.
+`on_time` finds the row due, and `Dispatcher` names the message in an intent. Once the intent is synced, `on_time`
+returns it for sending. `sent` notes the broker's receipt.
 
-Whoever owns an engine calls `on_time` after `wait_ms`, and sooner when `on_ready` is called, when a target comes back,
-and when intents were noted as sent.
+The owner calls `on_time` after `wait_ms`, and sooner on `on_ready`, a target's return, or a `sent`.
 
-One copy of several *follows* until it leads (`follows`, `lead`): it makes of its master's logs what a start would
-(`following`), sends nothing and answers nobody. The master of several hands out an intent only when its copies have it;
-so whoever leads next knows of all that was sent, and one that is deposed can send nothing new."""
+One copy of several follows (`follows`) until `lead`. It makes the same state from its master's logs as a start would
+(`DelayReplica`), sends nothing and answers nobody. A master with replicas gives out an intent only when its in-sync set
+has the intent. So the next master knows of everything that was sent, and a deposed master can send nothing new.
+"""
 
 from __future__ import annotations
 
@@ -21,47 +22,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch, limits
-from fairway.delay import installing
-from fairway.delay.asking import NOT_MASTER, PendingQueries
-from fairway.delay.browsing import Browser
-from fairway.delay.bucket_file import BucketFile
-from fairway.delay.bucket_repair import BucketRepair
-from fairway.delay.buckets import check_horizon
-from fairway.delay.dispatch_log import DispatchEvent, DispatchLog
-from fairway.delay.dispatching import Dispatcher, Homes, Intent, Redirected, RouteLookup
-from fairway.delay.following import DelayReplica
-from fairway.delay.forgetting import Memory
-from fairway.delay.housekeeping import DelayMaintenance
-from fairway.delay.loader import Sweeper
-from fairway.delay.moving import ScheduleAppender
+from fairway.delay.dispatch.dispatcher import Dispatcher, Homes, Intent, Redirected, RouteLookup
+from fairway.delay.dispatch.log import DispatchEvent, DispatchLog
+from fairway.delay.maintenance import DelayMaintenance, Memory
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import PendingMessages
-from fairway.delay.recovering import Recovery
-from fairway.delay.rows import RowLocation, Rows, RowState
-from fairway.delay.schedule_log import ScheduleLog
-from fairway.delay.sheet import BatchArrays
-from fairway.delay.shelf import BucketRecordCache
-from fairway.delay.wheel import TICK_MS, DueTimes, RowNumbers, Wheel
+from fairway.delay.pending_messages import Browser, PendingMessages
+from fairway.delay.pending_queries import NOT_MASTER, PendingQueries
+from fairway.delay.recovery import Recovery
+from fairway.delay.replica import install
+from fairway.delay.replica.replica_state import DelayReplica
+from fairway.delay.schedule.append import ScheduleAppender
+from fairway.delay.schedule.batch_arrays import BatchArrays
+from fairway.delay.schedule.bucket_file import BucketFile
+from fairway.delay.schedule.loader import Sweeper
+from fairway.delay.schedule.log import BucketRecordCache, ScheduleLog
+from fairway.delay.schedule.manifest import check_horizon
+from fairway.delay.schedule.pending_rows import DecisionIndex, RowLocation, Rows, RowState
+from fairway.delay.schedule.repair import BucketRepair
+from fairway.delay.schedule.wheel import TICK_MS, DueTimes, RowNumbers, Wheel
 from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
+from fairway.runtime.clock import Clock, Timekeeper
+from fairway.runtime.disk import Disk
+from fairway.runtime.rng import Rng
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
 from fairway.storage.message_log import AppendReceipt
-from fairway.storage.opening import RecoveredStore, recover
+from fairway.storage.open_store import RecoveredStore, recover
 from fairway.storage.record import RecordKind
 from fairway.storage.store import Store
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk
-from fairway.world.rng import Rng
-from fairway.world.timekeeper import Timekeeper
 
-_AHEAD_MS = 2_000  # pieces are open so long before their messages are due
-_STIRRED_MS = 20  # between two turns of a copy while its master writes
+_AHEAD_MS = 2_000  # bucket records are opened this long before their messages are due
+_STIRRED_MS = 20  # between two turns of a replica while its master writes
 
 
 class RecoveredLogs(NamedTuple):
-    """Both logs of a delay server, and the view that was made from the second."""
+    """Both logs of a delay server, and the state of the dispatch log."""
 
     opened: RecoveredStore
     journal: DispatchLog
@@ -70,15 +67,15 @@ class RecoveredLogs(NamedTuple):
 def recover_logs(
     disk: Disk, schedule_disk: Disk | None, rng: Rng, adopt: DirectoryIdentity | None = None
 ) -> RecoveredLogs:
-    """What is in the logs. It blocks, so one copy of several runs it beside its loop. `adopt`: the logs that the
-    directory is to have, if it has none yet."""
-    installing.finish(disk, schedule_disk or disk)
+    """Recover the logs. This call blocks, so a server that is one copy of several runs it off its loop. `adopt`: the
+    identity for a directory that has none yet."""
+    install.finish(disk, schedule_disk or disk)
     journal = DispatchLog()
     return RecoveredLogs(recover(disk, rng, journal, adopt), journal)
 
 
 class Engine(PendingQueries):
-    """One delay server's data. Lives on one loop; `defer` is that loop's `call_soon`."""
+    """The data of one delay server. Lives on one loop; `defer` is that loop's `call_soon`."""
 
     def __init__(
         self,
@@ -96,23 +93,23 @@ class Engine(PendingQueries):
         adopt: DirectoryIdentity | None = None,
         recovered: RecoveredLogs | None = None,
     ) -> None:
-        """Recover what is there. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
-        `follows` until it is told to `lead`. `adopt`: the logs that it is to have, if it has none yet. `recovered`: its
-        logs, where they were recovered beforehand."""
+        """Recover what is on disk. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
+        `follows` until `lead`. `adopt`: the identity for a directory that has none yet. `recovered`: the logs, if the
+        caller has recovered them already."""
         logs = recovered or recover_logs(disk, schedule_disk, rng, adopt)
         self.is_passive = follows
         self._is_abandoned = False
         self._options = options or DelayOptions()
         self._on_ready = on_ready
         self._time = Timekeeper(clock)
-        self.damaged: list[Damaged] = []  # pieces that could not be read
+        self.damaged: list[Damaged] = []  # bucket records that could not be read
         self.rows = Rows()
         self.wheel = Wheel()
         self._journal = logs.journal
         self._ready: list[Intent] = []
         self._prepared_ms = 0
-        self._is_stirred = False  # what a master writes is being taken in: nobody need say that there is more
-        self.scheduled_total = 0  # messages, in this life; like the other totals
+        self._is_stirred = False  # the replica has a turn scheduled: on_committed need not call on_ready
+        self.scheduled_total = 0  # messages since the start; so are the other totals
         self.store = Store.open(
             disk,
             clock,
@@ -123,8 +120,8 @@ class Engine(PendingQueries):
             follows=follows,
             opened=logs.opened,
         )
-        self.store.keeps_from = lambda: min(self._mover.moved_end, self.repairs.needed_from)
-        self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: nothing is answered now
+        self.store.keeps_from = lambda: min(self._appender.moved_end, self.repairs.needed_from)
+        self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: requests get no answers
         self._journal.write = self._write
         try:
             self._check_history()
@@ -133,11 +130,11 @@ class Engine(PendingQueries):
                 schedule_disk.watch(self._poison)
             self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
             self.log = self._schedule_log(schedule_disk or disk, clock, rng, defer)
-            self.repairs = BucketRepair(self.store.messages, self.rows, lambda: self._recovery.ledger, self._lost)
-            self._shelf = self._new_shelf()
-            self._mover = self._new_mover(defer)
+            self.repairs = BucketRepair(self.store.messages, self.rows, self._decision_index, self._lost)
+            self._record_cache = self._new_record_cache()
+            self._appender = self._new_appender(defer)
             self._memory = Memory(
-                self.rows, self.log, self._journal, lambda: self._mover.taken_end, self._options.remembered_max
+                self.rows, self.log, self._journal, lambda: self._appender.taken_end, self._options.remembered_max
             )
             self._dispatcher = self._new_dispatcher(rng, route, homes)
             self._pending = self._new_pending()
@@ -149,6 +146,9 @@ class Engine(PendingQueries):
         except FairwayError:
             self.store.poison(StorageFault("the delay server did not start"))  # else it commits to a closed disk
             raise
+
+    def _decision_index(self) -> DecisionIndex:
+        return self._recovery.decision_index
 
     def _schedule_log(self, disk: Disk, clock: Clock, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(
@@ -164,18 +164,18 @@ class Engine(PendingQueries):
         )
 
     def _moved_end_with(self, buckets: Iterable[int]) -> int:
-        return self._mover.end_with(buckets)
+        return self._appender.end_with(buckets)
 
     def _listed(self, file: BucketFile) -> None:
-        self._mover.listed(file)
+        self._appender.listed(file)
 
-    def _new_shelf(self) -> BucketRecordCache:
+    def _new_record_cache(self) -> BucketRecordCache:
         lost = self.damaged.append
         return BucketRecordCache(
             self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready
         )
 
-    def _new_mover(self, defer: Defer) -> ScheduleAppender:
+    def _new_appender(self, defer: Defer) -> ScheduleAppender:
         return ScheduleAppender(
             self.rows,
             self.log,
@@ -183,7 +183,7 @@ class Engine(PendingQueries):
             now=self._time.now_ms,
             name=self.name_of,
             on_home=self._home,
-            on_warm=self._shelf.put,
+            on_warm=self._record_cache.put,
             on_hold=self._on_ready,
             hold_ms=self._options.hold_ms,
         )
@@ -191,7 +191,7 @@ class Engine(PendingQueries):
     def _new_dispatcher(self, rng: Rng, route: RouteLookup, homes: Homes | None) -> Dispatcher:
         return Dispatcher(
             self.rows,
-            self._shelf,
+            self._record_cache,
             self._journal,
             rng,
             route=route,
@@ -215,9 +215,9 @@ class Engine(PendingQueries):
         return DelayMaintenance(
             self.store,
             self.log,
-            self._shelf,
+            self._record_cache,
             self.rows,
-            self._mover,
+            self._appender,
             self._journal,
             self._memory,
             self.repairs,
@@ -226,7 +226,8 @@ class Engine(PendingQueries):
         )
 
     def _check_history(self) -> None:
-        """Old decisions are in the checkpoint alone. Without one, what was sent would be sent again."""
+        """Refuse a dispatch log without its beginning or a checkpoint: old decisions would be lost, and messages sent
+        again."""
         segments = self.store.actions.log.segments
         if not self._journal.is_restored and segments and segments[0].base > 0:
             raise WrongDirectory(
@@ -239,7 +240,7 @@ class Engine(PendingQueries):
             self.store,
             self.log,
             self.rows,
-            self._mover,
+            self._appender,
             self._journal,
             self._dispatcher,
             take=self._take,
@@ -253,22 +254,21 @@ class Engine(PendingQueries):
         return DelayReplica(
             self.store,
             self.rows,
-            self._mover,
+            self._appender,
             self._journal,
-            self._recovery.ledger,
+            self._recovery.decision_index,
             self._recovery.tail_start,
             on_done=self._done,
             on_damage=self.damaged.append,
             messages_per_step=self._options.messages_per_step,
         )
 
-    # --- copies ------------------------------------------------------------------------------------------------------
+    # --- as one copy of several --------------------------------------------------------------------------------------
 
     @property
     def derived_end(self) -> int:
-        """Up to here the message log was committed, and is in buckets or about to be: it is not to be cut below. Known
-        once buckets are loaded."""
-        return self._mover.moved_end if self._following is None else self._following.derived_end
+        """The message log must not be cut below: buckets may have its messages. Known once the buckets are loaded."""
+        return self._appender.moved_end if self._following is None else self._following.derived_end
 
     def on_committed(self) -> None:
         """More of the store's logs may be committed than before."""
@@ -277,7 +277,7 @@ class Engine(PendingQueries):
             self._on_ready()
 
     def lead(self) -> None:
-        """Send from now on what is due. The store leads already, and everything in its logs is committed."""
+        """Begin to send what is due. The store must lead already, with everything in its logs committed."""
         following, store = self._following, self.store
         if following is None or not self.is_passive:
             raise Misuse("only a copy that follows comes to lead")
@@ -289,11 +289,11 @@ class Engine(PendingQueries):
         self._recovery.lead(following.at)
         self._on_ready()
 
-    # --- what operators see ------------------------------------------------------------------------------------------
+    # --- for operators -----------------------------------------------------------------------------------------------
 
     @property
     def messages_pending(self) -> int:
-        """Scheduled, and neither sent nor cancelled: what a quota counts."""
+        """Messages scheduled and neither sent nor cancelled. A quota counts these."""
         return self.rows.pending
 
     @property
@@ -311,7 +311,7 @@ class Engine(PendingQueries):
 
     @property
     def buckets(self) -> int:
-        """Files of the schedule log, but for its manifest."""
+        """How many bucket files the schedule log has."""
         return len(self.log.files)
 
     @property
@@ -321,8 +321,8 @@ class Engine(PendingQueries):
 
     @property
     def opened_bytes(self) -> int:
-        """Memory of contents: pieces that are open, and what is on its way into buckets."""
-        return self._shelf.bytes + self._mover.unmoved_bytes
+        """Memory of contents: open bucket records, and messages not in their buckets yet."""
+        return self._record_cache.bytes + self._appender.unmoved_bytes
 
     @property
     def fault(self) -> StorageFault | None:
@@ -330,24 +330,24 @@ class Engine(PendingQueries):
 
     @property
     def is_loaded(self) -> bool:
-        """Every message has its row: questions can be answered."""
+        """Whether every message has its row, so that questions can be answered."""
         return self._recovery.is_loaded
 
     @property
     def stuck(self) -> list[DispatchEvent]:
-        """Intents of an earlier life that cannot be made again: some of their messages have rotted."""
+        """Intents from before the start that cannot be made again, because some of their messages are rotten."""
         return self._recovery.stuck
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way: all that was scheduled is in its bucket, all that is due was handed out."""
+        """Whether nothing is under way: every scheduled message is in its bucket, every due message was given out."""
         busy = (
             not self._recovery.is_done
-            or self._mover.is_busy
+            or self._appender.is_busy
             or self._ready
             or self._sweeper.is_sweeping
             or self._housekeeper.is_busy
-            or self._shelf.is_busy
+            or self._record_cache.is_busy
             or self._dispatcher.has_more
             or (self.is_passive and self._following is not None and self._following.is_busy)
         )
@@ -357,8 +357,8 @@ class Engine(PendingQueries):
     # --- scheduling --------------------------------------------------------------------------------------------------
 
     def schedule(self, subject: Subject, data: bytes, secret: bytes = b"") -> AppendReceipt:
-        """Take a batch; it counts once `store.durable(receipt)` has returned. `Refused`: nothing was appended.
-        `secret`: what the sender shows of its stream."""
+        """Append a batch to the message log. The batch counts once `store.durable(receipt)` has returned. On `Refused`,
+        nothing was appended. `secret`: the secret of the producer's stream."""
         if self.is_passive:
             raise NOT_MASTER
         header = batch.check(data)
@@ -369,9 +369,9 @@ class Engine(PendingQueries):
             raise Refused(
                 Code.BUSY, f"{self._options.pending_max:,} messages are pending, and there is room for no more"
             )
-        if self._mover.is_full or self.log.is_full:
+        if self._appender.is_full or self.log.is_full:
             raise Refused(Code.READ_ONLY, "the disk of the schedule log is full: make room", retry_after_ms=1_000)
-        if self._mover.unmoved_bytes > limits.DELAY_UNMOVED_BYTES_MAX:
+        if self._appender.unmoved_bytes > limits.DELAY_UNMOVED_BYTES_MAX:
             raise Refused(Code.BUSY, "the disk is behind: too many bytes wait for their buckets", retry_after_ms=50)
         receipt = self.store.produce(subject, data, header, secret)
         if not receipt.is_duplicate:
@@ -392,7 +392,7 @@ class Engine(PendingQueries):
         end: int,
         keep: NDArray[np.bool_] | None = None,
     ) -> None:
-        self._mover.take(subject_id, first_sequence, data, end, keep)
+        self._appender.take(subject_id, first_sequence, data, end, keep)
 
     def _done(self, rows: RowNumbers) -> None:
         self._memory.note(rows, self._time.now_ms())
@@ -400,15 +400,16 @@ class Engine(PendingQueries):
     # --- dispatching -------------------------------------------------------------------------------------------------
 
     def on_time(self) -> list[Intent]:
-        """Do what is to be done by now. Returns intents to send, in order; the same ones again only after a restart."""
+        """Do everything that is due. Return intents to send, in order. The same intent comes again only after a
+        restart."""
         if self.fault is not None:
             raise self.fault
         now_ms = self._time.now_ms()
         was_loaded = self.is_loaded
-        self._ready += self._recovery.step(is_quiet=not (self._mover.is_busy or self._shelf.is_busy))
+        self._ready += self._recovery.step(is_quiet=not (self._appender.is_busy or self._record_cache.is_busy))
         if self.is_loaded and not was_loaded:
             self._loaded(now_ms)
-        self._mover.step(now_ms)
+        self._appender.step(now_ms)
         if self.is_passive:
             self._follow_on(now_ms)
         else:
@@ -426,20 +427,20 @@ class Engine(PendingQueries):
 
     def _dispatch(self, now_ms: int) -> None:
         if self._recovery.is_remade:
-            # By the tick, however often this is called: a batch a millisecond would cost more than its messages.
+            # Round down to the tick, however often this is called: a batch per millisecond would cost more than its
+            # messages.
             self._dispatcher.dispatch(self.wheel.due(now_ms - now_ms % TICK_MS), now_ms)
             self._prepare(now_ms)
 
     def _prepare(self, now_ms: int) -> None:
-        """Fetch what will be due in the next seconds, a stretch at a time."""
+        """Fetch the bucket records of the next seconds, a span at a time."""
         if not self._prepared_ms - _AHEAD_MS <= now_ms < self._prepared_ms - _AHEAD_MS // 2:
             start_ms = min(max(now_ms, self._prepared_ms), now_ms + _AHEAD_MS)
             self._prepared_ms = now_ms + _AHEAD_MS
             self._dispatcher.prepare(self.wheel.between(start_ms, self._prepared_ms))
 
     def _loaded(self, now_ms: int) -> None:
-        """A start is done, or a copy that leads has what was left: what was sent or cancelled before is remembered from
-        now on."""
+        """Every row is loaded, after a start or when a copy comes to lead: begin to remember finished rows."""
         gone = self._journal.gone
         for number in [each for each in gone if each not in self.log.files]:
             del gone[number]
@@ -450,15 +451,15 @@ class Engine(PendingQueries):
             self._following, self._journal.unmatched = None, tuple
 
     def wait_ms(self) -> int:
-        """In how many milliseconds `on_time` wants to be called next, at the latest. 0 while a start is under way, or
-        when there is more to do than one call should take: let others have a turn of the loop, and call."""
-        if not self.is_loaded or self._dispatcher.has_more or self._mover.has_more:
+        """In how many milliseconds to call `on_time` again, at the latest. 0 during a start, or when more work is ready
+        than one call does: let the loop have a turn, then call."""
+        if not self.is_loaded or self._dispatcher.has_more or self._appender.has_more:
             return 0
         if not self._recovery.is_done or self._sweeper.is_sweeping or self._housekeeper.is_busy:
             return TICK_MS
         now_ms, next_ms = self._time.now_ms(), self.wheel.next_ms()
         latest_ms = self._housekeeper.wait_ms(now_ms)
-        held_ms = self._mover.wait_ms(now_ms)
+        held_ms = self._appender.wait_ms(now_ms)
         if held_ms is not None:
             latest_ms = min(latest_ms, max(held_ms, TICK_MS))
         if self._is_stirred:
@@ -468,12 +469,12 @@ class Engine(PendingQueries):
             latest_ms = min(latest_ms, confirmed_ms)
         if next_ms is None:
             return latest_ms
-        if next_ms > self._prepared_ms:  # so that its piece is open in time
+        if next_ms > self._prepared_ms:  # so that its bucket record is open in time
             next_ms = min(next_ms, max(next_ms - _AHEAD_MS, self._prepared_ms - _AHEAD_MS // 2))
         return max(min(next_ms - now_ms, latest_ms), 0)
 
     def _home(self, rows: RowNumbers) -> None:
-        """These rows have a place or a new due time. Whoever calls `on_time` may have to do so sooner than thought."""
+        """Rows have a new place or a new due time. Tell the owner if the next due time is sooner now."""
         before_ms = self.wheel.next_ms()
         self._sweeper.home(rows)
         next_ms = self.wheel.next_ms()
@@ -483,26 +484,26 @@ class Engine(PendingQueries):
     def _intended(self, intent: Intent, end: int) -> None:
         def durable(outcome: FairwayError | None) -> None:
             known = self._journal.intents.get(intent.number)
-            if outcome is None and known is not None and known.target == intent.target:  # else it has another by now
+            if outcome is None and known is not None and known.target == intent.target:  # else it was redirected
                 self._ready.append(intent)
                 self._on_ready()
 
         self.store.actions.log.flusher.when_durable(end, durable)
 
     def sent(self, number: int) -> DueTimes:
-        """The broker has stored that intent's batch, or had stored it before. Returns when its messages were due."""
+        """Note that the broker has stored that intent's batch, now or before. Return when its messages were due."""
         return self._dispatcher.sent(number)
 
     def in_transit(self) -> dict[str, int]:
-        """Messages of intents that are not known to be stored, by target; also of those that cannot be made again."""
+        """Messages of intents not known to be stored, by target, including intents that cannot be made again."""
         found: Counter[str] = Counter()
         for event in self._journal.intents.values():
             found[event.target] += event.messages
         return dict(found)
 
     def redirect(self, target: str, *, is_reached: bool) -> Redirected:
-        """Make what was made for a target, and is not known to be there, for others: once more, if it is there. Of one
-        that is reached only what cannot be made again byte for byte, so that nobody can ask about it."""
+        """Give a target's outstanding intents to other targets. A message arrives twice if the old target has it, too.
+        If the target is connected, redirect only stuck intents: nobody can send them again byte for byte."""
         self._questions()
         if not self._recovery.is_done:
             raise Refused(Code.BUSY, "batches of an earlier life are being made again", retry_after_ms=500)
@@ -528,12 +529,12 @@ class Engine(PendingQueries):
             return None
 
     def outstanding_bytes(self, target: str) -> int:
-        """Of intents for that target that are not sent yet; they are in memory."""
+        """Bytes of a target's intents that are not stored yet. They are in memory."""
         return self._dispatcher.outstanding_bytes[target]
 
     @property
     def held_back(self) -> int:
-        """Messages that are due and in no intent yet: their target is down, or has enough to do."""
+        """Messages due and in no intent yet: their target is down, or has enough outstanding."""
         return self._dispatcher.due
 
     def _write(self, body: bytes, count: int) -> int:
@@ -544,46 +545,46 @@ class Engine(PendingQueries):
     # --- pending ------------------------------------------------------------------------------------------------------
 
     def _take_off(self, row: int) -> None:
-        """A row is cancelled or put off: nobody holds it as due any more."""
+        """Take a cancelled or rescheduled row off the wheel and out of the waiting rows."""
         if self.wheel.cancel(row, int(self.rows.due_ms[row])) or self._dispatcher.drop_waiting(row):
             self.rows.in_wheel[row] = False
 
     def _lost(self, rows: RowNumbers) -> None:
-        """The same for rows whose messages are lost."""
+        """Do the same for rows whose messages are lost."""
         for row in rows[self.rows.in_wheel[rows]].tolist():
             self.wheel.cancel(row, int(self.rows.due_ms[row]))
         self._dispatcher.drop_lost(rows)
 
     async def _obtain(self, place: RowLocation) -> BatchArrays | None:
         if place.file == 0:
-            return self._mover.young_at(place.position)
-        opened = await self._shelf.obtain((place.file, place.position))
+            return self._appender.young_at(place.position)
+        opened = await self._record_cache.obtain((place.file, place.position))
         return None if opened is None else opened.sheet
 
     def _open_at(self, place: RowLocation) -> BatchArrays | None:
         if place.file == 0:
-            return self._mover.young_at(place.position)
-        opened = self._shelf.read((place.file, place.position))
+            return self._appender.young_at(place.position)
+        opened = self._record_cache.read((place.file, place.position))
         return None if opened is None else opened.sheet
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Put everything where it belongs, leave a manifest and a checkpoint, let go of the directories."""
+        """Move every message into its bucket, write a manifest and a checkpoint, release the directories."""
         try:
             await self.store.messages.log.flusher.synced(self.store.messages.log.end)
-            self._mover.flush(self._time.now_ms())
+            self._appender.flush(self._time.now_ms())
             await self.log.settle(self._time.now_ms())
         finally:
             self.log.close()
             await self.store.close()
 
     def abandon(self) -> None:
-        """Let go of the directories as they are: nobody is answered any more, and nothing is written."""
+        """Release the directories as they are. Nothing is written or answered any more."""
         self._is_abandoned = True
         self._ready = []
         self.log.abandon(self.store.fault or StorageFault("this copy was set aside"))
-        self._mover.abandon()
+        self._appender.abandon()
         self.store.abandon()
 
     def _poison(self, fault: StorageFault) -> None:
@@ -591,7 +592,7 @@ class Engine(PendingQueries):
             self.store.poison(fault)
 
     def _failed(self, fault: StorageFault) -> None:
-        """The store answers nothing any more: nor do the buckets, and nobody waits for them in vain."""
+        """The store has failed: stop the buckets, too, and tell the owner, so that nobody waits in vain."""
         self.log.poison(fault)
-        self._mover.abandon()
+        self._appender.abandon()
         self.on_fault(fault)

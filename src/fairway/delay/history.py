@@ -1,13 +1,13 @@
-"""What has happened at a delay server, for Spark and tools: from its own two logs, as far as they go back.
+"""History of a delay server, for Spark and tools: events from its two logs, as far back as the logs go.
 
-    scheduled    the message log: every batch that was taken, message by message
-    decided      the dispatch log: intents (dispatched), cancelled, rescheduled
+    scheduled    the message log: every stored batch, message by message
+    decided      the dispatch log: intents (as dispatched), cancelled, rescheduled
 
-Both are let go from their beginning on, once what they say is safe elsewhere (in buckets, in the checkpoint's picture);
-so much of each is kept as the options of the store say. Nothing is ever told that is not committed.
+The server drops both logs from their beginning, once their contents are safe elsewhere: in buckets, or in the
+checkpoint. The store's options say how much of each log is kept. A page holds only committed events.
 
-Records are read off the loop, a stretch at a time, and a page is made of a few hundred events: what is due goes out in
-between.
+The server reads records off the loop, in chunks of 256 KiB, and a page holds up to 700 events. Due messages are
+dispatched in between.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from fairway import batch, limits
-from fairway.delay import dispatch_log
-from fairway.delay.dispatch_log import EventKind
+from fairway.delay.dispatch import log
+from fairway.delay.dispatch.log import EventKind
 from fairway.errors import Code, Refused, StorageFault
 from fairway.names import Subject
-from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
+from fairway.protocol.delay_messages import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.storage import log_time, record
+from fairway.storage import log as logs
+from fairway.storage import record
 from fairway.storage.log import Damaged, Log
 from fairway.storage.record import BadRecord, Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from fairway.storage.segment import Segment
 from fairway.storage.store import Store
 
-EVENTS_MAX = limits.PENDING_PAGE_MAX  # in one answer: with the longest keys and subjects a control message holds them
+EVENTS_MAX = limits.PENDING_PAGE_MAX  # in one answer: with the longest keys and subjects they fit a control message
 _READ_BYTES = 256 * limits.KIB
-_RECORDS_MAX = 4_096  # looked at for one page: most of a dispatch log's records say that something is sent
+_RECORDS_MAX = 4_096  # read for one page: most records of a dispatch log are SENT events
 _DECIDED = {
     EventKind.INTENT: PastKind.DISPATCHED,
     EventKind.CANCEL: PastKind.CANCELLED,
@@ -41,14 +42,14 @@ _DECIDED = {
 
 
 class DelayHistory:
-    """Reads the logs of a store. `name`: of a subject, by its number."""
+    """Reads the logs of a store. `name` returns a subject by its number."""
 
     def __init__(self, store: Store, name: Callable[[int], Subject]) -> None:
         self._store = store
         self._name = name
 
     async def page(self, asked: History) -> HistoryPage:
-        """What follows on a place; `Refused` where the log is another one, or damaged there."""
+        """Read the events that follow on a place. `Refused` if the log is another one, or is damaged there."""
         log = self._log(asked.chronicle)
         if asked.log_id is not None and asked.log_id != log.log_id:
             raise Refused(Code.FENCED, "this log is another one than the reading began with: begin anew")
@@ -68,7 +69,7 @@ class DelayHistory:
                 break
         else:
             if room:
-                at, skip = max(at, end), 0  # whatever is missing before it
+                at, skip = max(at, end), 0  # also past records that are missing before `end`
         return HistoryPage(events, at, skip, _first(log), log.committed_end, log.log_id)
 
     def _log(self, chronicle: Chronicle) -> Log:
@@ -90,7 +91,7 @@ class DelayHistory:
 
     def _decided(self, told: Record) -> Iterator[PastEvent]:
         header = told.header
-        for event in dispatch_log.unpack(told.body):
+        for event in log.unpack(told.body):
             kind = _DECIDED.get(event.kind)
             if kind is None:
                 continue
@@ -110,25 +111,25 @@ def _first(log: Log) -> int:
 
 
 def _place(log: Log, whence: Whence, value: int) -> int:
-    """The position that a place stands for; a time is the beginning of the segment that has it."""
+    """The position of a place. A time stands for the beginning of the segment that holds it."""
     if whence is Whence.EARLIEST:
         return _first(log)
     if whence is Whence.LATEST:
         return log.committed_end
     if whence is Whence.TIME:
-        found = log_time.segment_at(log.segments, value)
+        found = logs.segment_at(log.segments, value)
         return log.committed_end if found is None else min(found.base, log.committed_end)
     return value
 
 
 def _segment(log: Log, position: int) -> Segment | None:
-    """The one that holds the position, or the next one after it."""
+    """The segment that holds the position, or the next segment."""
     index = bisect_right(log.segments, position, key=lambda each: each.end)
     return log.segments[index] if index < len(log.segments) else None
 
 
 async def _records(log: Log, position: int, end: int) -> AsyncIterator[Record]:
-    """Those from `position` on that begin before `end`, which is committed."""
+    """The records that begin in [`position`, `end`). The caller ensures that `end` is committed."""
     while position < end:
         found = _segment(log, position)
         if found is None:
@@ -145,7 +146,7 @@ async def _records(log: Log, position: int, end: int) -> AsyncIterator[Record]:
                 header = _header(log, data, offset, at + offset)
                 whole = record.HEADER_BYTES + header.body_bytes
                 if offset + whole > len(data):
-                    size = max(whole, _READ_BYTES)  # so that the next read has all of it
+                    size = max(whole, _READ_BYTES)  # so that the next read holds the whole record
                     break
                 if header.position >= end:
                     return
@@ -157,7 +158,7 @@ async def _records(log: Log, position: int, end: int) -> AsyncIterator[Record]:
 
 
 async def _fetched(log: Log, position: int, size: int) -> bytes:
-    """Off the loop: nobody knows whether memory has it."""
+    """Read off the loop, because the bytes may not be in the page cache."""
     future: asyncio.Future[bytes | StorageFault] = asyncio.get_running_loop().create_future()
 
     def done(data: bytes | StorageFault) -> None:

@@ -1,6 +1,6 @@
-"""The delay server's figures: what it counts as it goes, and what it is asked when somebody looks.
+"""Metrics of the delay server: counters, and gauges that are read at each scrape.
 
-Looking must not hold up the loop: nothing here passes over all rows.
+A scrape must not hold up the loop, so nothing here walks over all rows.
 """
 
 from __future__ import annotations
@@ -9,29 +9,28 @@ from typing import Final
 
 import numpy as np
 
-from fairway.delay.courier import DispatchSender
+from fairway.delay.dispatch.sender import DispatchSender
 from fairway.delay.engine import Engine
-from fairway.delay.pending import CancelOutcome, PendingDecision
-from fairway.delay.wheel import DueTimes
+from fairway.delay.pending_messages import CancelOutcome, PendingDecision
+from fairway.delay.schedule.wheel import DueTimes
 from fairway.protocol.messages import Produced
-from fairway.serving.exposition import MetricsText
-from fairway.serving.meters import Histogram
+from fairway.serving.metrics import Histogram, MetricsText
 
-# Upper bounds, in ms: from a tick of the wheel to a broker that was away over the weekend.
+# Upper bounds in ms: from one tick of the wheel to a broker that was down over a weekend.
 LATENESS_MS_BUCKETS: Final = (
     *(5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 250.0, 500.0, 1_000.0, 5_000.0, 60_000.0, 3_600_000.0, 86_400_000.0),
 )
 
 
 class Figures:
-    """Counters of one delay server's life, and a way to look at the rest."""
+    """The metrics of one delay server since its start."""
 
-    def __init__(self, engine: Engine, courier: DispatchSender) -> None:
+    def __init__(self, engine: Engine, dispatch_sender: DispatchSender) -> None:
         self._engine = engine
-        self._courier = courier
-        self.scheduled = 0  # messages, and so on
+        self._dispatch_sender = dispatch_sender
+        self.scheduled = 0  # messages; so are the four below
         self.dispatched = 0
-        self.repeated = 0  # sent once more after a crash or a lost answer: the broker had them
+        self.repeated = 0  # sent again after a crash or a lost answer: the broker already had them
         self.cancelled = 0
         self.rescheduled = 0
         self.lateness_ms = Histogram(LATENESS_MS_BUCKETS)
@@ -43,7 +42,7 @@ class Figures:
             self.rescheduled += decision.messages
 
     def note_sent(self, due_ms: DueTimes, receipt: Produced | None, now_ms: int) -> None:
-        """The broker has those messages; how late they are is known only where they came for the first time."""
+        """The broker has these messages. Lateness is known only for messages that arrived for the first time."""
         self.dispatched += len(due_ms)
         if receipt is None or receipt.is_duplicate:
             self.repeated += len(due_ms)
@@ -54,13 +53,13 @@ class Figures:
             self.lateness_ms.counts[place] += count
         self.lateness_ms.total += float(late_ms.sum())
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- scrapes -----------------------------------------------------------------------------------------------------
 
     def show(self, out: MetricsText) -> None:
-        engine, courier = self._engine, self._courier
+        engine, dispatch_sender = self._engine, self._dispatch_sender
         held_back = engine.held_back
         out.one("delay_pending_messages", "gauge", "Messages scheduled and not yet sent.", engine.rows.pending)
-        due = held_back + courier.messages
+        due = held_back + dispatch_sender.messages
         out.one("delay_due_messages", "gauge", "Of these, due: on their way, or held back.", due)
         out.one("delay_held_back_messages", "gauge", "Of these, held back: no broker takes them now.", held_back)
         out.one("delay_scheduled_messages_total", "counter", "Messages taken.", self.scheduled)
@@ -90,22 +89,22 @@ class Figures:
         out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
 
     def _targets(self, out: MetricsText) -> None:
-        targets = [({"target": each.name}, each) for each in self._courier]
+        targets = [({"target": each.name}, each) for each in self._dispatch_sender]
         down = [(labels, int(each.is_down)) for labels, each in targets]
-        down += [({"target": name}, 1) for name in self._courier.homeless]
+        down += [({"target": name}, 1) for name in self._dispatch_sender.homeless]
         out.family("delay_target_down", "gauge", "1: that broker group cannot be reached.", down)
-        intents = [(labels, each.carrier.intents) for labels, each in targets]
+        intents = [(labels, each.target_sender.intents) for labels, each in targets]
         out.family("delay_intents", "gauge", "Batches on their way.", intents)
-        messages = [(labels, each.carrier.messages) for labels, each in targets]
-        messages += [({"target": name}, count) for name, count in self._courier.homeless.items()]
+        messages = [(labels, each.target_sender.messages) for labels, each in targets]
+        messages += [({"target": name}, count) for name, count in self._dispatch_sender.homeless.items()]
         out.family("delay_intent_messages", "gauge", "Messages in them.", messages)
-        refused = [(labels, len(each.carrier.refused)) for labels, each in targets]
+        refused = [(labels, len(each.target_sender.refused)) for labels, each in targets]
         out.family("delay_refused_subjects", "gauge", "Subjects that the broker refuses to take now.", refused)
         codes = [
             (labels | {"code": code.value}, count)
             for labels, each in targets
-            for code, count in sorted(each.carrier.refusals.items(), key=lambda pair: pair[0].value)
+            for code, count in sorted(each.target_sender.refusals.items(), key=lambda pair: pair[0].value)
         ]
         out.family("delay_refusals_total", "counter", "Batches refused; each is sent again.", codes)
-        detours = [(labels, each.carrier.detours) for labels, each in targets]
+        detours = [(labels, each.target_sender.detours) for labels, each in targets]
         out.family("delay_detours_total", "counter", "Batches sent anew: the broker forgot their stream.", detours)

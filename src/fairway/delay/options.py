@@ -1,4 +1,4 @@
-"""What an operator may set."""
+"""Options of a delay server: what an operator may set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fairway.storage.store import StoreOptions
 
 
 def _store_options() -> StoreOptions:
-    """Whatever is in buckets may go from the message log: `owed_from` says what is not. A while of it is kept, and of
-    the dispatch log, so that it can be told what happened (`history`)."""
+    """Defaults for the store. Messages in buckets may leave the message log; `owed_from` names the first that is not in
+    one. Part of both logs is kept for `DelayHistory`."""
     return StoreOptions(
         segment_bytes=limits.DELAY_SEGMENT_BYTES,
         retention=retention.Policy(bytes_max=limits.DELAY_HISTORY_BYTES),
@@ -27,14 +27,14 @@ class DelayOptions:
     horizon_ms: int = limits.DELAY_HORIZON_MS
     pending_max: int = limits.DELAY_PENDING_MAX
     messages_per_step: int = limits.DELAY_STEP_MESSAGES
-    hold_ms: int = 1_000  # how long small parts may wait to go into their bucket together; the message log has them
+    hold_ms: int = 1_000  # how long small parts wait to enter their bucket together; the message log has them
     remembered_max: int = limits.DELAY_REMEMBERED_MAX
     catalogue_messages: int = 8_192  # in one catalogue of a bucket: 330 KB
-    housekeeping_ms: int | None = None  # between two looks at the buckets, at most an hour; None: a minute
-    has_heartbeat: bool = True  # on the connections to brokers; False for a net in memory, which reports their end
+    housekeeping_ms: int | None = None  # between two rounds of maintenance, at most an hour; None: a minute
+    has_heartbeat: bool = True  # on connections to brokers; False for an in-memory net, which reports their end
     store: StoreOptions = field(default_factory=_store_options)
 
     @property
     def rows_max(self) -> int:
-        """Messages with a row in memory: those that are pending, and those of which it is remembered what became."""
+        """Messages with a row in memory: pending ones, and finished ones that are still remembered."""
         return self.pending_max + self.remembered_max

@@ -1,9 +1,9 @@
-"""The delay server as its own process: a port for delayed messages and questions about them, and nothing else.
+"""Delay server as a process of its own, with a port for delayed messages and questions about them.
 
-The same protocol as a broker's, the same sessions and bounds. What concerns a broker is refused with the remedy;
-DESCRIBE says who this is, so that tools which ask first are answered. It sends to the brokers that it was told of. As
-one copy of several (`member`) it answers as its standing says, and once it leads it sends to the brokers that meta
-servers name (`wayfinding`).
+The server speaks the same protocol as a broker, with the same sessions and bounds. It refuses requests that concern a
+broker, and the refusal names the remedy. It answers DESCRIBE, so that tools can ask what they talk to. A server that
+stands alone sends to the brokers named at its start. One copy of several answers as its `CopyStatus` says; once it
+leads, it sends to the brokers that the meta servers name (`TargetFinder`).
 """
 
 from __future__ import annotations
@@ -14,37 +14,34 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fairway import limits
-from fairway.delay import snapshot
-from fairway.delay.arriving import Disks
+from fairway.delay.dispatch.targets import TargetFinder
 from fairway.delay.engine import recover_logs
 from fairway.delay.options import DelayOptions
+from fairway.delay.replica import snapshot
+from fairway.delay.replica.install import Disks
+from fairway.delay.replica.snapshot import Snapshots
 from fairway.delay.service import Delay, DelayWorld
-from fairway.delay.snapshot import Snapshots
-from fairway.delay.wayfinding import TargetFinder
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import ConnectionOptions, RequestReceived
-from fairway.protocol.admin import BrokerState, Describe, Described
+from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
-from fairway.replication import standing as copies
-from fairway.replication.figures import families
+from fairway.replication import copy_status as copies
+from fairway.replication.copy_status import CopyStatus
 from fairway.replication.leader import Leader
-from fairway.replication.standing import CopyStatus
+from fairway.replication.metrics import families
+from fairway.runtime.blocking_connection import Address
+from fairway.runtime.thread_pools import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
-from fairway.serving.budget import Allowance
-from fairway.serving.delaying import DelayRequest, concerns_delay, key_of
-from fairway.serving.doors import Listeners, check_host
-from fairway.serving.exposition import CONTENT_TYPE, MetricsText
-from fairway.serving.hall import SessionManager, SessionManagerOptions
-from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
-from fairway.serving.memory import server_accounts, show
-from fairway.serving.meters import ServerCounters
-from fairway.serving.probe_pages import show_store
+from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of
+from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse, show_store
+from fairway.serving.memory_budget import Allowance
+from fairway.serving.memory_plan import server_accounts, show
+from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
 from fairway.serving.requests import Requester, admit, hand_to
 from fairway.serving.session import ServerSession
+from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
-from fairway.world.dialing import Address
-from fairway.world.job_runner import JobRunner
 
 _MS_NS = 1_000_000
 _NOT_DELAYED = Refused(
@@ -60,13 +57,13 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 20881
-    allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
-    http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
+    allow_remote: bool = False  # there is no authentication: the operator must mean to let others connect
+    http_port: int | None = None  # for /metrics, /livez and /readyz; None: not served
     waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
-    memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
+    memory_bytes_max: int = 0  # bound of the process, which the other bounds are parts of; 0: unknown
     request_ms_max: int = 30_000
     drain_ms_max: int = 5_000
-    hall: SessionManagerOptions = field(default_factory=SessionManagerOptions)
+    session_manager: SessionManagerOptions = field(default_factory=SessionManagerOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     delay: DelayOptions = field(default_factory=DelayOptions)
 
@@ -75,33 +72,35 @@ class ServerOptions:
 
     @property
     def connection(self) -> ConnectionOptions:
-        return self.hall.connection
+        return self.session_manager.connection
 
 
 class DelayServer:
     """One delay server on one loop. `await DelayServer.start(...)`, then `await server.stop()`."""
 
     def __init__(
-        self, world: DelayWorld, options: ServerOptions, delay: Delay, standing: CopyStatus | None = None
+        self, world: DelayWorld, options: ServerOptions, delay: Delay, copy_status: CopyStatus | None = None
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = world.clock
         self.options = options
         self.delay = delay
-        self.standing = standing  # of one copy of several
+        self.copy_status = copy_status  # if it is one copy of several
         self.scheduler = Scheduler(world.clock, loop, options.scheduler)
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(
             options.waiting_bytes_max, "wait in this delay server's requests"
         )
-        self.hall = SessionManager(world.clock, options.hall, self.meters, self.scheduler, self.waiting, self.handle)
+        self.session_manager = SessionManager(
+            world.clock, options.session_manager, self.meters, self.scheduler, self.waiting, self.handle
+        )
         self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Listeners(world.net, self.hall, HttpListener(self.pages))
+        self._listeners = Listeners(world.net, self.session_manager, HttpListener(self.pages))
         self._describer = _Describer(self._state)
         self._started_ms = world.clock.wall_ms()
         self._world = world
         self._metas: tuple[Address, ...] = ()
-        self._wayfinder: TargetFinder | None = None
+        self._target_finder: TargetFinder | None = None
         self._snapshots: Snapshots | None = None
         self._is_stopping = False
 
@@ -109,11 +108,12 @@ class DelayServer:
     async def start(
         cls, world: DelayWorld, options: ServerOptions, brokers: Mapping[str, Sequence[Address]]
     ) -> DelayServer:
-        """Recover, listen, dial the brokers. Messages are taken at once, and sent while the rest is still read."""
+        """Recover, listen, connect to the brokers. The server takes and sends messages while it still loads its
+        files."""
         delay = Delay.open(world, options.delay, options.connection.name)
         server = cls(world, options, delay)
         try:
-            await server._doors.open(options.host, options.port, options.http_port)
+            await server._listeners.open(options.host, options.port, options.http_port)
         except FairwayError:
             await server.stop()
             raise
@@ -125,24 +125,24 @@ class DelayServer:
         cls,
         world: DelayWorld,
         options: ServerOptions,
-        standing: CopyStatus,
+        copy_status: CopyStatus,
         adopt: DirectoryIdentity | None = None,
         *,
         jobs: JobRunner,
     ) -> DelayServer:
-        """One copy of several, which does not lead: recover the logs beside the loop, listen. `adopt`: the logs that it
-        is to have, if it has none."""
+        """Start as a replica: recover the logs off the loop, then listen. `adopt`: the identity for a directory without
+        one."""
         logs, schedule = world.log_disk or world.disk, None if world.log_disk is None else world.disk
         try:
             recovered = await jobs.run(partial(recover_logs, logs, schedule, world.rng, adopt))
-        except BaseException:  # also where it is called off
+        except BaseException:  # also a cancellation
             world.close()
             raise
         delay = Delay.follow(world, options.delay, options.connection.name, recovered)
-        server = cls(world, options, delay, standing)
+        server = cls(world, options, delay, copy_status)
         try:
-            await server._doors.open(options.host, options.port, options.http_port)
-        except BaseException:  # also where it is called off
+            await server._listeners.open(options.host, options.port, options.http_port)
+        except BaseException:  # also a cancellation
             server.abandon()
             raise
         return server
@@ -158,31 +158,32 @@ class DelayServer:
         self.delay.engine.on_committed()
 
     def ask_at(self, metas: Sequence[Address]) -> None:
-        """The meta servers that there are."""
+        """Use these meta servers from now on."""
         self._metas = tuple(metas)
-        if self._wayfinder is not None:
-            self._wayfinder.ask_at(metas)
+        if self._target_finder is not None:
+            self._target_finder.ask_at(metas)
 
     def begin_life(self) -> None:
-        """It leads, and everything in its logs is committed: send what is due, wherever meta servers say."""
+        """This copy leads and everything in its logs is committed: send what is due to the brokers that meta servers
+        name."""
         self.delay.lead()
-        self._wayfinder = TargetFinder(
+        self._target_finder = TargetFinder(
             self._world.net,
             self._world.clock,
             self._world.rng,
             self._metas,
             name=self.options.connection.name,
-            courier=self.delay.courier,
-            on_change=self.delay.clockwork.poke,
+            dispatch_sender=self.delay.dispatch_sender,
+            on_change=self.delay.due_timer.poke,
         )
-        self.delay.courier.follow(self._wayfinder)
+        self.delay.dispatch_sender.follow(self._target_finder)
 
     @property
     def disks(self) -> Disks:
         return Disks(self._world.log_disk or self._world.disk, self._world.disk)
 
     def _snapshots_of(self, leader: Leader) -> Snapshots:
-        """Of this reign: a copy that is deposed begins again as another server."""
+        """The snapshots of this leader. A deposed copy begins again as another server."""
         if self._snapshots is None:
             later = asyncio.get_running_loop().call_later
             self._snapshots = Snapshots(
@@ -192,22 +193,22 @@ class DelayServer:
 
     @property
     def port(self) -> int:
-        return self._doors.port
+        return self._listeners.port
 
     @property
     def http_port(self) -> int | None:
-        return self._doors.http_port
+        return self._listeners.http_port
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
-        """Put a request into the mailbox of its actor; `Refused` and `Misuse` are answered by the session."""
+        """Put a request into the mailbox of its actor. The session answers `Refused` and `Misuse`."""
         message = received.message
-        if self.standing is not None and (leader := self.standing.admit(message)) is not None:
+        if self.copy_status is not None and (leader := self.copy_status.admit(message)) is not None:
             who = self._snapshots_of(leader) if isinstance(message, snapshot.QUESTIONS) else leader
             copies.answer(who, self._request(session, received))
         elif concerns_delay(received):
-            hand_to(self.scheduler, key_of(message), self._request(session, received), self.delay.desk)
+            hand_to(self.scheduler, key_of(message), self._request(session, received), self.delay.request_handler)
         elif isinstance(message, Describe):
             hand_to(self.scheduler, ("describe",), self._request(session, received), self._describer)
         else:
@@ -223,51 +224,51 @@ class DelayServer:
             self.options.connection.name,
             store.messages.log.log_id,
             store.messages.log.epoch,
-            is_master=self.standing is None or self.standing.is_master,
+            is_master=self.copy_status is None or self.copy_status.is_master,
             is_read_only=store.fault is not None or not store.has_room,
             started_ms=self._started_ms,
-            connections=len(self.hall),
+            connections=len(self.session_manager),
             now_ms=self.clock.wall_ms(),
             durability="sync",
             free_bytes=store.free_bytes(),
-            connections_max=self.options.hall.connections_max,
-            rotten_spans=len(store.rotten) + self.delay.desk.damaged,
+            connections_max=self.options.session_manager.connections_max,
+            rotten_spans=len(store.rotten) + self.delay.request_handler.damaged,
         )
 
-    # --- what probes ask ---------------------------------------------------------------------------------------------
+    # --- probes ------------------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> HttpResponse:
         out = MetricsText()
-        out.one("connections", "gauge", "Connections open.", len(self.hall))
+        out.one("connections", "gauge", "Connections open.", len(self.session_manager))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
         codes = [({"code": code}, count) for code, count in refusals]
         out.family("refusals_total", "counter", "Requests refused.", codes)
-        accounts = server_accounts(self.options.memory_bytes_max, self.hall, self.waiting)
-        show(out, [*accounts, *self.delay.desk.memory_accounts()])
+        accounts = server_accounts(self.options.memory_bytes_max, self.session_manager, self.waiting)
+        show(out, [*accounts, *self.delay.request_handler.memory_accounts()])
         store = self.delay.engine.store
         out.one("disk_free_bytes", "gauge", "Room left on the disk.", store.free_bytes())
         show_store(out, is_open=not store.is_closed)
         out.one("store_has_room", "gauge", "0: messages are refused, the disk is nearly full.", int(store.has_room))
         out.one("store_is_poisoned", "gauge", "1: the disk failed, nothing is answered.", int(store.fault is not None))
-        if self._wayfinder is not None:
-            is_lost = self._wayfinder.is_lost
+        if self._target_finder is not None:
+            is_lost = self._target_finder.is_lost
             out.one("delay_meta_down", "gauge", "1: no meta server answers; what was known holds.", int(is_lost))
-        if self.standing is not None:
-            for each in families(self.standing, store):
+        if self.copy_status is not None:
+            for each in families(self.copy_status, store):
                 out.family(*each)
-        self.delay.desk.show(out)
+        self.delay.request_handler.show(out)
         return HttpResponse(200, out.text(), CONTENT_TYPE)
 
     def _live_page(self) -> HttpResponse:
-        """Whether a restart would help: it does when the disk has failed us."""
+        """Whether a restart would help: it does when the disk has failed."""
         fault = self.delay.engine.fault
         return HttpResponse(200, "alive\n") if fault is None else HttpResponse(503, f"{fault}\n")
 
     def _ready_page(self) -> HttpResponse:
-        """Whether to send clients here; one that still reads its files takes messages, and questions wait."""
+        """Whether to send clients here. A server that still loads takes messages, and questions wait."""
         fault = self.delay.engine.fault
-        if fault is not None or self._is_stopping or not self._doors.are_open:
+        if fault is not None or self._is_stopping or not self._listeners.are_open:
             return HttpResponse(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
         if self.waiting.is_exhausted:
             return EXHAUSTED
@@ -276,52 +277,53 @@ class DelayServer:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def failed(self) -> None:
-        """Return when it cannot go on: then `stop` raises what happened."""
+        """Return when the server cannot go on. Then `stop` raises the reason."""
         await self.delay.failed()
-        self.hall.cut_off()
+        self.session_manager.cut_off()
 
     def failure(self) -> FairwayError:
-        """What that is."""
+        """The reason why the server cannot go on."""
         return self.delay.failure()
 
     async def come_to_rest(self) -> None:
-        """Before another copy leads: no further message goes out, and what is on its way may arrive."""
+        """Stop sending, before another copy leads; wait for outstanding answers."""
         await self.delay.come_to_rest(self.options.drain_ms_max)
 
     def fall_silent(self) -> None:
-        """Accept nobody, take no requests, send nothing more: what is durable is still answered."""
+        """Accept no connections and no requests, send nothing more. Answers to durable requests still go out."""
         if self._is_stopping:
             return
         self._is_stopping = True
-        if self._wayfinder is not None:
-            self._wayfinder.close()
+        if self._target_finder is not None:
+            self._target_finder.close()
         if self._snapshots is not None:
             self._snapshots.close()
-        self._doors.close()
-        self.hall.close("the delay server is stopping")
+        self._listeners.close()
+        self.session_manager.close("the delay server is stopping")
         self.scheduler.close()
-        if self.standing is not None:
+        if self.copy_status is not None:
             self.delay.fall_silent()
 
     def abandon(self) -> None:
-        """Not a word more to anybody, and nothing more is written: another copy leads, or this one begins again."""
-        self.hall.cut_off()
+        """Drop all connections and write nothing more: another copy leads, or this one begins again."""
+        self.session_manager.cut_off()
         self.fall_silent()
-        self._doors.close_http()
+        self._listeners.close_http()
         self.delay.abandon()
 
     async def stop(self) -> None:
-        """Answer what is durable, let what is on its way arrive, let go. Raises what ended it, if that did."""
+        """Answer durable requests, wait for outstanding answers of brokers, release the directories. Raises the
+        failure, if any."""
         self.fall_silent()
         try:
             await self.delay.stop(self.options.drain_ms_max)
         finally:
-            await self.hall.deserted(self.options.drain_ms_max)
-            self._doors.close_http()
+            await self.session_manager.deserted(self.options.drain_ms_max)
+            self._listeners.close_http()
 
 
 class _Describer:
-    """Answers DESCRIBE: who this is, and that it has no subjects."""
+    """Answers DESCRIBE: the state of this server, and no subjects."""
 
     def __init__(self, state: Callable[[], BrokerState]) -> None:
         self._state = state

@@ -1,9 +1,14 @@
-"""A delay server without a port of its own: the engine, its clockwork, its courier, and the desk that requests come to.
+"""Delay server without a port of its own: the engine, its timer, its sender and its request handler.
 
-`fairway up` puts it behind the broker's port; `server` gives it one of its own. As one copy of several (`member`) it
-follows first: its engine takes in what its master writes, and sends nothing before it leads. Stopping: the desk takes
-nothing more, no further message goes out, what is on its way may arrive, and everything is put where it belongs. A
-store that fails is another matter: nothing more is said, and `failed` returns, so that the process can end.
+`fairway up` runs this service behind the broker's port; `fairway.delay.server` gives it a port of its own. One copy of
+several follows first: its engine applies what its master writes, and sends nothing before it leads. At a stop the
+request handler takes nothing more, no further message goes out, outstanding answers may arrive, and every message moves
+to its bucket. If the store fails, the service answers nothing more, and `failed` returns, so that the process can end.
+
+`DueTimer` calls the engine when its time has come, and sooner when there is a reason to. Requests for a turn while a
+turn is due share that turn. After a turn of more than 2 ms, which happens when much is due at once, the timer pauses
+for as long as the turn took: in `fairway up` the broker that stores the due messages runs on the same loop. During a
+start the timer does not pause, because clients wait for the end of the start.
 """
 
 from __future__ import annotations
@@ -13,30 +18,94 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fairway.delay.clockwork import DueTimer
-from fairway.delay.courier import DispatchSender
-from fairway.delay.desk import DelayRequestHandler
-from fairway.delay.dispatching import Intent, Redirected
+from fairway.delay.dispatch.dispatcher import Intent, Redirected
+from fairway.delay.dispatch.sender import DispatchSender
 from fairway.delay.engine import Engine, RecoveredLogs
 from fairway.delay.metrics import Figures
 from fairway.delay.options import DelayOptions
+from fairway.delay.requests import DelayRequestHandler
 from fairway.errors import FairwayError, Refused, StorageFault
 from fairway.names import Subject
-from fairway.protocol.delaying import TransitReport
+from fairway.protocol.delay_messages import TransitReport
 from fairway.protocol.messages import Produced
-from fairway.world.clock import Clock
-from fairway.world.dialing import Address
-from fairway.world.disk import Disk
-from fairway.world.net import Net
-from fairway.world.rng import Rng
+from fairway.runtime.blocking_connection import Address
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Disk
+from fairway.runtime.net import Net
+from fairway.runtime.rng import Rng
 
-HERE = "here"  # the target of a delay server that shares a process with its broker, whatever port that has today
+_LONG_NS = 2_000_000
+
+
+class DueTimer:
+    """Calls `turn` when it is due. `turn` does everything that is due, and returns in how many ms the next turn is due
+    at the latest."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        turn: Callable[[], int],
+        on_failure: Callable[[Exception], None],
+        may_rest: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._clock = clock
+        self._may_rest = may_rest
+        self._turn = turn
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._is_poked = False
+        self._is_stopped = False
+        self._rested_ns = 0  # no turn before this time
+
+    def poke(self) -> None:
+        """Something has happened: take a turn soon."""
+        if not self._is_poked and not self._is_stopped:
+            self._is_poked = True
+            self._next_in(0)
+
+    def stop(self) -> None:
+        """Take no further turn."""
+        self._is_stopped = True
+        self._set(None)
+
+    def _run(self) -> None:
+        self._is_poked = False
+        self._timer = None
+        begun_ns = self._clock.monotonic_ns()
+        try:
+            wait_ms = self._turn()
+        except Exception as error:  # A fault of the store, or a bug: a timer that stops must not go unnoticed.
+            self.stop()
+            self._on_failure(error)
+            if not isinstance(error, FairwayError):
+                raise
+            return
+        now_ns = self._clock.monotonic_ns()
+        took_ns = now_ns - begun_ns
+        self._rested_ns = now_ns + (took_ns if took_ns > _LONG_NS and self._may_rest() else 0)
+        if not self._is_stopped:
+            self._next_in(0 if self._is_poked else wait_ms / 1_000)
+
+    def _next_in(self, wait_s: float) -> None:
+        rest_s = (self._rested_ns - self._clock.monotonic_ns()) / 1e9
+        soon_s = max(wait_s, rest_s)
+        self._set(self._loop.call_later(soon_s, self._run) if soon_s > 0 else self._loop.call_soon(self._run))
+
+    def _set(self, timer: asyncio.Handle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+
+HERE = "here"  # the target of a delay server in its broker's process, whatever port that has today
 _DRAIN_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
 class DelayWorld:
-    """The world as a delay server sees it. With a `log_disk`, its message log is there, and all else on `disk`."""
+    """The world of a delay server: clock, disks, network, randomness. With a `log_disk`, the message log is there, and
+    all else on `disk`."""
 
     clock: Clock
     disk: Disk
@@ -45,24 +114,25 @@ class DelayWorld:
     log_disk: Disk | None = None
 
     def close(self) -> None:
-        """Let go of the directories."""
+        """Release the directories."""
         self.disk.close()
         if self.log_disk is not None:
             self.log_disk.close()
 
 
 class Delay:
-    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`. A copy: `follow`, and `lead`
-    when it is its turn."""
+    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`. A copy: `follow`, then `lead`
+    when elected."""
 
     @classmethod
     def open(cls, world: DelayWorld, options: DelayOptions | None = None, name: str = "fairway delay") -> Delay:
-        """Recover what is there; raises where it is not ours. `name`: what brokers are told."""
+        """Recover what is on disk; raises if the directory is not usable. `name`: how the delay server introduces
+        itself."""
         return cls._open(world, options, name, Engine)
 
     @classmethod
     def follow(cls, world: DelayWorld, options: DelayOptions, name: str, recovered: RecoveredLogs) -> Delay:
-        """As one copy of several, which does not lead. `recovered`: its logs."""
+        """Open as one copy of several, which does not lead. `recovered`: its logs."""
         return cls._open(world, options, name, partial(Engine, follows=True, recovered=recovered))
 
     @classmethod
@@ -79,11 +149,11 @@ class Delay:
         loop = asyncio.get_running_loop()
         self._world = world
         self._clock = world.clock
-        self._untold: list[int] = []  # intents that are sent, and the log had no room to say so
+        self._untold: list[int] = []  # intents sent whose SENT event had no room in the log
         self._failed = asyncio.Event()
         self._failure: Exception | None = None
-        self.clockwork = DueTimer(world.clock, self._turn, self._fail, may_rest=lambda: self.engine.is_loaded)
-        self.courier = DispatchSender(
+        self.due_timer = DueTimer(world.clock, self._turn, self._fail, may_rest=lambda: self.engine.is_loaded)
+        self.dispatch_sender = DispatchSender(
             world.net,
             world.clock,
             world.rng,
@@ -91,7 +161,7 @@ class Delay:
             has_heartbeat=options is None or options.has_heartbeat,
             outstanding_bytes=self._outstanding_bytes,
             on_sent=self._sent,
-            on_room=self.clockwork.poke,
+            on_room=self.due_timer.poke,
         )
         self.engine = make(
             world.log_disk or world.disk,
@@ -101,119 +171,122 @@ class Delay:
             route=self._route,
             schedule_disk=world.disk if world.log_disk is not None else None,
             options=options,
-            on_ready=self.clockwork.poke,
-            homes=self.courier,
+            on_ready=self.due_timer.poke,
+            homes=self.dispatch_sender,
         )
         self.engine.on_fault = self._fail
-        self.figures = Figures(self.engine, self.courier)
-        self.desk = DelayRequestHandler(self.engine, self.figures, self, (options or DelayOptions()).rows_max)
-        self.clockwork.poke()
+        self.figures = Figures(self.engine, self.dispatch_sender)
+        self.request_handler = DelayRequestHandler(
+            self.engine, self.figures, self, (options or DelayOptions()).rows_max
+        )
+        self.due_timer.poke()
 
     def reach(self, targets: Mapping[str, Sequence[Address]]) -> None:
-        """Where the broker groups are, by name."""
-        self.courier.reach(targets)
+        """Connect to the broker groups, by name."""
+        self.dispatch_sender.reach(targets)
 
     def reach_here(self, address: Address) -> None:
-        """The broker of this very process, which takes everything."""
-        self.courier.reach({HERE: [address]})
+        """Connect to the broker of this process, which takes everything."""
+        self.dispatch_sender.reach({HERE: [address]})
 
     def _route(self, subject: Subject) -> str | None:
-        return self.courier.route(subject)
+        return self.dispatch_sender.route(subject)
 
     def _outstanding_bytes(self, target: str) -> int:
         return self.engine.outstanding_bytes(target)
 
     def lead(self) -> None:
-        """Everything in the logs is committed, and nobody else writes them: send what is due from now on."""
+        """Begin to send what is due. Everything in the logs is committed, and nobody else writes them."""
         self.engine.lead()
-        self.clockwork.poke()
+        self.due_timer.poke()
 
-    # --- on their way ------------------------------------------------------------------------------------------------
+    # --- messages on their way ---------------------------------------------------------------------------------------
 
     def in_transit(self) -> list[TransitReport]:
-        """Messages of batches that were made for a broker group and are not known to be there, by group."""
+        """Messages of intents for a broker group that are not known to be stored, by group."""
         found = sorted(self.engine.in_transit().items())
-        return [TransitReport(name, messages, self.courier.is_reached(name)) for name, messages in found]
+        return [TransitReport(name, messages, self.dispatch_sender.is_reached(name)) for name, messages in found]
 
     def resend(self, group: str) -> Redirected:
-        """Send what waits for a broker group to others."""
-        is_reached = self.courier.is_reached(group)
+        """Give what waits for a broker group to other groups."""
+        is_reached = self.dispatch_sender.is_reached(group)
         redirected = self.engine.redirect(group, is_reached=is_reached)
         if not is_reached:
-            kept = [each for each in self.courier.withdraw(group) if each.number not in redirected.numbers]
-            self.courier.send(kept)
+            kept = [each for each in self.dispatch_sender.withdraw(group) if each.number not in redirected.numbers]
+            self.dispatch_sender.send(kept)
         return redirected
 
-    # --- what time does ----------------------------------------------------------------------------------------------
+    # --- turns -------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> int:
-        """What is to be done by now; in how many ms to look again."""
+        """Do everything that is due. Return in how many ms to look again."""
         untold, self._untold = self._untold, []
         for number in untold:
             self._note(number, None)
-        self.courier.send(self.engine.on_time())
+        self.dispatch_sender.send(self.engine.on_time())
         return self.engine.wait_ms()
 
     def _sent(self, intent: Intent, receipt: Produced | None) -> None:
         self._note(intent.number, receipt)
 
     def _note(self, number: int, receipt: Produced | None) -> None:
-        """That an intent is sent. Without room for the note it is made later: until then the intent would be sent again
-        after a crash, and recognised."""
+        """Note that an intent is stored. If the log has no room, note it in a later turn: after a crash before that,
+        the intent is sent again, and the broker recognises it."""
         try:
             due_ms = self.engine.sent(number)
         except Refused:
             self._untold.append(number)
         except StorageFault:
-            return  # which has been reported
+            return  # reported elsewhere
         else:
             self.figures.note_sent(due_ms, receipt, self._clock.wall_ms())
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _fail(self, failure: Exception) -> None:
-        """Not a word more: what is on disk is unknown."""
+        """Stop everything, because the state of the disk is unknown."""
         self._failure = self._failure or failure
-        self.clockwork.stop()
-        self.desk.close()
-        self.courier.abort()
+        self.due_timer.stop()
+        self.request_handler.close()
+        self.dispatch_sender.abort()
         self._failed.set()
 
     async def failed(self) -> None:
-        """Return when it cannot go on: then `stop` raises what happened."""
+        """Return when the service cannot go on. Then `stop` raises the reason."""
         await self._failed.wait()
 
     def failure(self) -> FairwayError:
-        """What that is."""
+        """The reason why the service cannot go on."""
         if isinstance(self._failure, FairwayError):
             return self._failure
         return self.engine.fault or StorageFault(f"the delay server has failed: {self._failure!r}")
 
     async def come_to_rest(self, drain_ms: int) -> None:
-        """No further message goes out; what is on its way may arrive, and is noted as sent."""
-        self.clockwork.stop()
-        await self.courier.finish(drain_ms)
+        """Stop sending; wait for outstanding answers and note what was stored."""
+        self.due_timer.stop()
+        await self.dispatch_sender.finish(drain_ms)
 
     def fall_silent(self) -> None:
-        """Take nothing, send nothing, note nothing."""
-        self.desk.close()
-        self.clockwork.stop()
-        self.courier.abort()
+        """Take no requests, send nothing, note nothing."""
+        self.request_handler.close()
+        self.due_timer.stop()
+        self.dispatch_sender.abort()
 
     def abandon(self) -> None:
-        """Let go of the directories as they are."""
+        """Release the directories as they are."""
         self.fall_silent()
         self.engine.abandon()
         self._world.close()
 
     async def stop(self, drain_ms: int = _DRAIN_MS) -> None:
-        """Let what is on its way arrive, put everything where it belongs, let go. Raises what ended it, if that did."""
-        self.desk.close()
+        """Wait for outstanding answers, move messages to their buckets, release the directories. Raises the failure, if
+        any."""
+        self.request_handler.close()
         await self.come_to_rest(drain_ms)
         try:
             await self.engine.close()
         finally:
             self._world.close()
-            await self.courier.close()
+            await self.dispatch_sender.close()
         if self._failure is not None:
             raise self._failure

@@ -1,19 +1,23 @@
-"""The pure law of a consumer group on one subject: no I/O, no clock, no storage.
+"""A consumer group on one subject, as a pure state machine: no I/O, no clock, no storage.
 
-    config        how a group behaves, versioned
-    events        what can happen, as it stands in the action log
-    attempts      which attempts of a message have failed, and why
-    lot           a span of messages with a mask; (first sequence, attempt) names it
-    member        who holds which lots, in which numbered response
-    stock         lots that nobody holds
-    keys          order by key: which keys have a message out, and who is parked behind it
-    state         all of it, and `apply`
-    pulling, settling, membership, steering    decisions: state and request in, events and answer out
-    choosing, choosing_ordered, ordering, runs what a pull takes, also where an order is kept
-    snapshot, describe, weight                 the state as bytes, for people, and as memory
-    group         the door
+    state_machine the interface: `GroupStateMachine` makes decisions and applies events
+    state         the state of a group, and `apply`, which changes it by events
+    events        everything that can happen, as stored in the action log
+    decisions     the results of decisions: an outcome, events, and work for the caller
+    config        the versioned configuration of a group
+    membership    decisions: join, leave, expire
+    pull          decisions: what a pull gets, also where an order is kept
+    settle        decisions: ack, retry, reject, release
+    admin         decisions of operators and of the store: configure, pause, seek, lost messages
+    members       members, with the lots that they hold and their numbered responses
+    lots          a lot, and the lots that nobody holds
+    keys          order by key: which keys have a message out, and which messages are parked
+    attempts      the failed attempts of a message
+    snapshot      the state as bytes, for people, and as an amount of memory
 
-A pull comes from `broker` here, and its lots go to the reader of the message log.
+A request travels so: the caller asks `GroupStateMachine` for a decision, for example with `pull`. The module of that
+decision reads the state and returns events. The caller applies the events, appends them to the action log, and answers.
+After a restart the caller restores a snapshot and applies the later events of the log.
 """
 
 from fairway.groups.attempts import Attempt, Attempts
@@ -29,11 +33,11 @@ from fairway.groups.decisions import (
     SeekDecision,
     SettleDecision,
 )
-from fairway.groups.describe import ConsumerDescription, Description
 from fairway.groups.events import GroupEvent, GroupEventKind
-from fairway.groups.group import GroupStateMachine
-from fairway.groups.lot import Range
-from fairway.groups.settling import SettleVerdict
+from fairway.groups.lots import Range
+from fairway.groups.settle import SettleVerdict
+from fairway.groups.snapshot import ConsumerDescription, Description
+from fairway.groups.state_machine import GroupStateMachine
 
 __all__ = [
     "AfterDead",

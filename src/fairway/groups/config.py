@@ -1,7 +1,7 @@
-"""How a group behaves: one versioned value for all its members.
+"""The configuration of a group: one versioned value for all its members.
 
-A member that filters by other tags, or counts attempts otherwise, would drop what the others are owed. So there is one
-configuration per group, it has a version, and a new version is rolled out by command (compare-and-set).
+If members used different tag filters or attempt limits, some would drop messages that the others need. So a group has
+one configuration with a version. Operators roll out a new version by compare and set.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from fairway import limits
-from fairway.batch.hashing import may_hold, tag_mask
+from fairway.batch.hashes import may_hold, tag_mask
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-RATE_MIN = 1 / (DAY_MS / 1_000)  # one a day: what is due later is a delayed message
+RATE_MIN = 1 / (DAY_MS / 1_000)  # one a day: use delayed messages for rarer ones
 RATE_MAX = 10_000_000
 
 
@@ -27,7 +27,7 @@ def _within(what: str, value: int, low: int, high: int) -> None:
 
 
 def _within_rates(what: str, value: float) -> None:
-    if value and not RATE_MIN <= value <= RATE_MAX:  # which a NaN is not, either
+    if value and not RATE_MIN <= value <= RATE_MAX:  # a NaN is outside, too
         raise Misuse(f"{what} of {value}: it is from {RATE_MIN:g} to {RATE_MAX:,}, or 0 for no limit")
 
 
@@ -37,34 +37,34 @@ class Mode(enum.Enum):
 
 
 class Order(enum.Enum):
-    """What the members of a group may do at the same time."""
+    """How members of a group may work in parallel."""
 
-    NONE = "none"  # everything
-    KEY = "key"  # messages of one key one after another; those without a key are free
+    NONE = "none"  # without limits
+    KEY = "key"  # messages of one key one after another; messages without a key in parallel
     STRICT = "strict"  # all messages one after another, by one member; the others stand by
 
 
 class AfterDead(enum.Enum):
-    """What follows in an ordered group when a message has gone to dead letter."""
+    """The reaction of an ordered group to a dead letter."""
 
-    GO_ON = "go on"  # with the next of its key
-    HALT = "halt"  # the key, until somebody says that it may go on
+    GO_ON = "go on"  # with the next message of the key
+    HALT = "halt"  # the key, until an operator lets it go on
 
 
 class Coalesce(enum.Enum):
-    """What becomes of a request while one of its key is in process and one waits."""
+    """What happens to a request while another of its key is in process and a third waits."""
 
-    NONE = "none"  # it waits, too
-    DECLINE = "decline"  # it is declined: the one that waits does what it asks for
-    LATEST = "latest"  # it waits instead of the one that did, which is declined
+    NONE = "none"  # it waits too
+    DECLINE = "decline"  # it is declined: the waiting request does the same work
+    LATEST = "latest"  # it replaces the waiting request, which is declined
 
 
 class Backoff(msgspec.Struct, frozen=True, array_like=True):
-    """How long a failed message waits: `first_ms`, then doubled with each attempt, up to `cap_ms`."""
+    """The wait after a failure: `first_ms`, then doubled with each attempt, up to `cap_ms`."""
 
     first_ms: int = 5_000
-    cap_ms: int = 15 * 60_000  # sixteen attempts take about two hours: an outage, but not a weekend
-    jitter: float = 0.2  # at most this part is taken off, so that what failed together does not return together
+    cap_ms: int = 15 * 60_000  # sixteen attempts take about two hours: long enough for an outage, not for a weekend
+    jitter: float = 0.2  # at most this part is taken off, so that messages that fail together return apart
 
     def __post_init__(self) -> None:
         _within("backoff first_ms", self.first_ms, 1, self.cap_ms)
@@ -80,7 +80,7 @@ class Backoff(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TagFilter(msgspec.Struct, frozen=True, array_like=True):
-    """Which messages a group wants: those with any, or with all, of these tags. No tags: every message."""
+    """A filter: messages with any, or with all, of these tags. No tags: every message."""
 
     tags: tuple[str, ...] = ()
     is_all: bool = False
@@ -91,7 +91,8 @@ class TagFilter(msgspec.Struct, frozen=True, array_like=True):
             _within("bytes of a tag", len(tag.encode()), 1, limits.TAG_BYTES_MAX)
 
     def may_match(self, batch_filter: int) -> bool:
-        """False: nothing in a batch with this filter is wanted, skip it unread. True: the client looks closer."""
+        """False: the group wants no message of a batch with this filter, so skip the batch unread. True: the client
+        decides."""
         if not self.tags:
             return True
         wanted = (may_hold(batch_filter, tag_mask(tag)) for tag in self.tags)
@@ -99,12 +100,12 @@ class TagFilter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupConfig(msgspec.Struct, frozen=True):
-    """Everything that holds for all members of a group. Fields may be added with a default, never renamed."""
+    """The settings that hold for all members of a group. New fields need a default, and no field is ever renamed."""
 
     version: int = 1
     mode: Mode = Mode.AT_LEAST_ONCE
     lease_ms: int = 15_000
-    max_handling_ms: int | None = None  # a lot that is held longer is taken away, though the lease is renewed
+    max_handling_ms: int | None = None  # a lot held longer is taken away, even if the lease is renewed
     attempts_max: int = 16
     backoff: Backoff = Backoff()
     tags: TagFilter = TagFilter()
@@ -112,14 +113,14 @@ class GroupConfig(msgspec.Struct, frozen=True):
     lots_max: int = limits.GROUP_LOTS_MAX
     idle_ms_max: int = 30 * DAY_MS  # a group without members for so long is removed
     is_broadcast: bool = False  # the group of one consumer
-    broadcast_ms_max: int = 1 * HOUR_MS  # a broadcast consumer away for longer is told that it missed messages
+    broadcast_ms_max: int = 1 * HOUR_MS  # a broadcast consumer away for longer gets a gap
     order: Order = Order.NONE
     after_dead: AfterDead = AfterDead.GO_ON
-    parked_max: int = limits.GROUP_PARKED_MAX  # messages behind others of their key; then the group waits
+    parked_max: int = limits.GROUP_PARKED_MAX  # messages behind others of their keys; beyond that, the group waits
     rate_per_s: float = 0  # messages handed out to the whole group; 0: without limit
-    burst: int = 0  # so many at once when it has been quiet; 0: what the rate gives in a second, at least one
+    burst: int = 0  # messages at once after a quiet time; 0: the rate of one second, at least one
     rate_per_key: float = 0  # of each key, in a group by key; 0: without limit
-    coalesce: Coalesce = Coalesce.NONE  # other than that, messages of one key go out one at a time as well
+    coalesce: Coalesce = Coalesce.NONE  # any other value also hands out messages of one key one at a time
 
     def __post_init__(self) -> None:
         _within("version", self.version, 0, 2**32 - 1)
@@ -151,13 +152,13 @@ class GroupConfig(msgspec.Struct, frozen=True):
 
     @property
     def is_keyed(self) -> bool:
-        """Whether what is handed out depends on the keys of messages."""
+        """Whether handing out depends on the keys of messages."""
         return self.order is Order.KEY or self.coalesce is not Coalesce.NONE
 
     @property
     def may_run(self) -> bool:
-        """Whether messages of one key may go out together, to be handled one after another by the same consumer: not
-        where each of them has a time of its own, or is to decline others while it waits."""
+        """Whether messages of one key may go out together, to be handled one after another by the same consumer. Not if
+        each message has its own handling time or key rate, or waiting messages are declined."""
         is_plain = self.coalesce is Coalesce.NONE and not self.rate_per_key and self.max_handling_ms is None
         return self.order is Order.KEY and is_plain
 
@@ -177,12 +178,12 @@ class GroupConfig(msgspec.Struct, frozen=True):
 
     @property
     def absence_ms_max(self) -> int:
-        """How long the group is kept while it has no members."""
+        """How long the group is kept without members."""
         return self.broadcast_ms_max if self.is_broadcast else self.idle_ms_max
 
 
 def with_policies(config: GroupConfig, policies: bytes) -> GroupConfig:
-    """The same, with what somebody who makes the group wants otherwise: a map of its fields."""
+    """The configuration changed by the policies of the group's creator: a map of fields."""
     try:
         stated = msgspec.msgpack.decode(policies, type=dict[str, object])
         fixed = {name: getattr(config, name) for name in ("version", "is_broadcast")}
@@ -196,7 +197,7 @@ def encode(config: GroupConfig) -> bytes:
 
 
 def as_document(config: GroupConfig) -> dict[str, Any]:
-    """By name, in words and numbers, for people and JSON."""
+    """The configuration by field names, for people and JSON."""
     document: dict[str, Any] = msgspec.to_builtins(config)
     first_ms, cap_ms, jitter = document["backoff"]
     tags, is_all = document["tags"]

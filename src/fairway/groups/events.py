@@ -1,7 +1,7 @@
-"""What happens in a group: the only thing that changes it, and the only thing that is written down about it.
+"""Events of a group: all that the action log stores of a group, and all that rebuilds the group's state.
 
-An event has the fields of an action of the action log but for group and subject, in the same order; kinds have the
-same numbers. What a field means for each kind:
+An event has the fields of an action of the action log, in the same order, except group and subject. Kinds have the same
+numbers. The meaning of each field by kind:
 
     kind          consumer  attempt  due_ms      lot                ranges           detail
     GROUP_CONFIG                                                                     the configuration
@@ -13,8 +13,8 @@ same numbers. What a field means for each kind:
     EXPIRE        id        of lot               name of lot        taken away       (one lot, held too long)
     PULL          id        of lot               name of lot        handed out       number of the response, and in
                                                                                      a group by key the keys of fresh
-                                                                                     messages (of what was parked they
-                                                                                     are known)
+                                                                                     messages (keys of parked ones are
+                                                                                     known)
     ACK           id or 0   of lot               name of lot        done             (0: nobody held it)
     ACK           id or 0   of lot               name of lot        lost: rot        LOST
     RETRY         id        of lot   when again  name of lot        failed           reason
@@ -44,18 +44,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairway.groups.config import GroupConfig, encode
-from fairway.groups.lot import Range
+from fairway.groups.lots import Range
 
 RELEASED = 0
 REJECTED = -1
 
-UNSURE = b"\xff"  # no text: what a consumer gives as a reason is never this
+UNSURE = b"\xff"  # not text, so no consumer's reason is equal to it
 
 SKIPPED = b"skipped"  # filtered out, or never there
-LOST = b"lost"  # retention or rot took it before this group was done with it
+LOST = b"lost"  # retention or rot took the messages before the group had handled them
 SOUGHT = b"sought"
 
-# Why messages die that nobody gave back; part of the law, for the next life finds it out from the events.
+# Reasons of dead letters that no consumer returned. A replay finds the same reasons from the events.
 LEASE_ENDED = "the consumer's lease ended"
 HELD_TOO_LONG = "held longer than max_handling"
 
@@ -80,7 +80,7 @@ class GroupEventKind(enum.IntEnum):
 
 
 class GroupEvent(NamedTuple):
-    """One thing that happened. Sequences are those of the one subject that the group's state is about."""
+    """One event. Sequences are of the one subject that the group's state belongs to."""
 
     kind: GroupEventKind
     time_ms: int
@@ -101,7 +101,7 @@ def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: b
 
 
 def verified(consumer_id: int, verifier: bytes, time_ms: int) -> GroupEvent:
-    """The member's session has a secret, of which this is the verifier. From now on only that secret resumes it."""
+    """The member's session has a secret with this verifier. From now on only that secret resumes the member."""
     return GroupEvent(GroupEventKind.VERIFIER, time_ms, consumer_id, detail=verifier)
 
 
@@ -139,7 +139,7 @@ def gone_on(key: int, time_ms: int) -> GroupEvent:
 def acked(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b""
 ) -> GroupEvent:
-    """With LOST as its detail: nobody can have these messages any more."""
+    """An ACK. With LOST as its detail, no consumer can get these messages any more."""
     return GroupEvent(GroupEventKind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
 
 
@@ -153,12 +153,12 @@ def returned(
 def doubted(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, time_ms: int
 ) -> GroupEvent:
-    """A RETRY of what a consumer may hold, or may have been told is settled."""
+    """A RETRY of messages that a consumer may hold, or may believe to be settled."""
     return GroupEvent(GroupEventKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
 
 
 def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b"") -> GroupEvent:
-    """With LOST as its detail: nothing was left to copy to the dead-letter subject."""
+    """A DEAD. With LOST as its detail, there was nothing left to copy to the dead-letter subject."""
     return GroupEvent(GroupEventKind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
 
 
@@ -179,11 +179,11 @@ def paused(is_paused: bool, name: str, time_ms: int) -> GroupEvent:
 
 
 def number_of(event: GroupEvent) -> int:
-    """The response that a PULL belongs to."""
+    """The number of the response that a PULL belongs to."""
     number: int = _NUMBER.unpack_from(event.detail)[0]
     return number
 
 
 def keys_of(event: GroupEvent) -> list[int]:
-    """Of the messages of a fresh PULL in a group by key, or of a PARK, in order."""
+    """The keys of a PULL of fresh messages in a group by key, or of a PARK, in order."""
     return array("Q", event.detail[_NUMBER.size if event.kind is GroupEventKind.PULL else 0 :]).tolist()

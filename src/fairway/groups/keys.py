@@ -1,23 +1,24 @@
-"""Order by key: which key an open message has, which keys have one out, and who is parked behind it.
+"""Order by key: the key of each open message, the keys that have a message out, and the messages parked behind it.
 
-    out        one message of the key is in somebody's hands, waits for its next attempt, or dies: the *head*
-    following  later messages of that key that went out behind the head, to the same hands: a *run*
-    parked     later messages of that key, below the cursor and in nobody's hands, in order
-    halted     the head went to dead letter and the group halts then: nothing of the key goes out
-    resting    one went out just now, and the rate of keys does not allow the next before a certain time
+    out        one message of the key is held, waits for its next attempt, or dies: the *head*
+    following  later messages of that key that went out behind the head, to the same consumer: a *run*
+    parked     later messages of that key, below the cursor and held by nobody, in order
+    halted     the head became a dead letter and the group halts then: no message of the key goes out
+    resting    a message went out, and the rate per key does not allow the next before a certain time
 
-Only the head of a key can be handed out, and with it a run of those that are parked behind it, all in one response to
-a consumer that has said that it handles them one after another. So two consumers never have messages of one key to
-begin, whoever pulls. When the head is done the next one is the head: one that follows it, which is in the right hands,
-or one that is parked. That follows from the event, and is no event of its own.
+Only the head of a key can be handed out. A run of messages parked behind it can go with it, all in one response to a
+consumer that says that it handles them one after another. So two consumers never have messages of one key to begin.
+When the head is done, the next message becomes the head: the first that follows, which the right consumer already has,
+or the first that is parked. This step follows from the event, and is no event of its own.
 
-What follows has not been begun while the head is open. So what comes back of it (its consumer failed at the head, left,
-or was given up for dead) counts no attempt and is parked again. A consumer may speak of one out of turn, because what
-it said of those before it got lost on the way: if that failed it waits in the stock, *early*, until it is the head.
+A consumer does not begin a following message while the head is open. So following messages that come back (their
+consumer failed at the head, left, or was given up for dead) count no attempt and are parked again. A consumer may
+settle a following message out of turn, because its outcome for the earlier one was lost on the way. If the following
+message failed, it waits as *early* among the unheld lots until it is the head.
 
-Keys are hashes as they stand in a batch (0: no key). Two keys with the same hash wait for each other, which harms
-nobody. A lot's worth of messages is taken in and struck off by a few calls of `dict` and `set`, which loop in C: there
-is no Python for each message until one is parked.
+Keys are hashes as in a batch (0: no key). Two keys with the same hash wait for each other, which is harmless. A few
+calls of `dict` and `set`, which loop in C, add or remove all messages of a lot. Python runs per message only when a
+message is parked.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from itertools import chain, repeat
 
 from fairway import limits
 from fairway.errors import invariant
-from fairway.groups.lot import Range
+from fairway.groups.lots import Range
 
 NO_KEY = 0
-_NOBODY = -1  # in the place of a head: the key has halted, and nothing of it is out
+_NOBODY = -1  # in place of a head: the key has halted, and no message of it is out
 
 
 class Keys:
-    """What a group that is ordered by key knows of its open messages."""
+    """The open messages of a group that is ordered by key."""
 
     __slots__ = (
         "_following",
@@ -51,16 +52,16 @@ class Keys:
     def __init__(self) -> None:
         self._of: dict[int, int] = {}  # sequence → key, of every open message that was handed out or parked here
         self._parked: dict[int, list[int]] = {}  # a list of one takes 88 bytes, a deque 700
-        self._following: dict[int, list[int]] = {}  # ascending, whatever became of each: held, early, dying
+        self._following: dict[int, list[int]] = {}  # ascending, in any state: held, early, dying
         self._following_count = 0
         self.parked_count = 0
-        self.out: dict[int, int] = {}  # key → head; asked, never iterated in order; those that are halted, too
-        self.early: set[int] = set()  # not to go out, if they are in the stock
+        self.out: dict[int, int] = {}  # key → head; also of halted keys; never iterated in order
+        self.early: set[int] = set()  # must not go out while unheld
         self.halted: set[int] = set()
-        self.resting: dict[int, int] = {}  # until when, wall clock; the first to end comes first, as a rule
+        self.resting: dict[int, int] = {}  # until when, wall clock; usually the first entry ends first
 
     def __len__(self) -> int:
-        """Open messages, as far as they are known here."""
+        """The number of open messages known here."""
         return len(self._of)
 
     def key_of(self, sequence: int) -> int:
@@ -77,11 +78,11 @@ class Keys:
 
     @property
     def behind_count(self) -> int:
-        """Messages behind others of their keys, parked or following: those that may come to be parked, at most."""
+        """Messages behind others of their keys, parked or following: the most that could be parked."""
         return self.parked_count + self._following_count
 
     def parked(self) -> list[int]:
-        """All of them, by sequence."""
+        """All parked messages, by sequence."""
         return sorted(chain.from_iterable(self._parked.values()))
 
     def parked_behind(self, key: int) -> Sequence[int]:
@@ -92,39 +93,39 @@ class Keys:
         return key in self._following
 
     def has_run(self, ranges: Iterable[Range]) -> bool:
-        """Whether of any of these, or of its key, others are out."""
+        """Whether any of these messages has others of its key out in a run."""
         return bool(self._following) and not self._following.keys().isdisjoint(self.keys_of(ranges))
 
     def followers(self, ranges: Iterable[Range]) -> list[int]:
-        """Those of these that are out behind others of their keys, in order."""
+        """Those of these messages that are out behind others of their keys, in order."""
         if not self._following:
             return []
         return [each for each in _sequences(ranges) if each in self._following.get(self.key_of(each), ())]
 
     def is_free(self, keys: Sequence[int]) -> bool:
-        """Whether messages with these keys, one after another, can all be handed out at once."""
+        """Whether messages with these keys, in order, can all be handed out at once."""
         distinct = set(keys)
         unkeyed = keys.count(NO_KEY) if NO_KEY in distinct else 0
         is_each_once = len(distinct) - bool(unkeyed) == len(keys) - unkeyed
         return is_each_once and self.out.keys().isdisjoint(distinct) and self.resting.keys().isdisjoint(distinct)
 
     def rests_until(self, key: int, now_ms: int) -> int:
-        """When it may go out; 0: at once."""
+        """When a message of the key may go out; 0: at once."""
         until_ms = self.resting.get(key, 0)
         return until_ms if until_ms > now_ms else 0
 
     # --- what happens
 
     def hand_out(self, ranges: Sequence[Range], keys: Sequence[int]) -> None:
-        """Fresh messages: each is the head of its key."""
-        sequences = list(_sequences(ranges))  # both tables have the same numbers: 32 bytes less for each message
+        """Hand out fresh messages: each becomes the head of its key."""
+        sequences = list(_sequences(ranges))  # both tables share the int objects: 32 bytes less per message
         self._of.update(zip(sequences, keys, strict=True))
         self.out.update(zip(keys, sequences, strict=True))
         self.out.pop(NO_KEY, None)
 
     def park(self, ranges: Iterable[Range], keys: Sequence[int]) -> list[int]:
-        """Behind others of their keys. Those that have nobody before them, because their keys rest, by sequence: each
-        is the head of its key."""
+        """Park messages behind others of their keys. Returns the ones without a head before them, because their keys
+        rest, by sequence: each becomes the head of its key."""
         resting = []
         for sequence, key in zip(_sequences(ranges), keys, strict=True):
             self._of[sequence] = key
@@ -138,7 +139,7 @@ class Keys:
         return resting
 
     def follow(self, ranges: Iterable[Range]) -> None:
-        """These were parked, and went out behind the heads of their keys."""
+        """Parked messages went out behind the heads of their keys."""
         for sequence in _sequences(ranges):
             key = self._of[sequence]
             invariant(self._parked[key][0] == sequence, "what is parked goes out in order")
@@ -146,7 +147,7 @@ class Keys:
             self._following_count += 1
 
     def rest(self, keys: Iterable[int], until_ms: int, now_ms: int) -> None:
-        """These went out: the next of each may not before that time."""
+        """Messages of these keys went out: the next of each key must wait until then."""
         for key in keys:
             if key:
                 self.resting.pop(key, None)
@@ -157,7 +158,7 @@ class Keys:
             del self.resting[key]
 
     def park_again(self, sequences: Iterable[int]) -> None:
-        """These followed others, and came back unbegun."""
+        """Park following messages that came back unbegun."""
         by_key: dict[int, list[int]] = {}
         for sequence in sequences:
             by_key.setdefault(self._of[sequence], []).append(sequence)
@@ -171,7 +172,7 @@ class Keys:
             self.parked_count += len(back)
 
     def hold_back(self, ranges: Iterable[Range]) -> None:
-        """These are in the stock: those that are not the heads of their keys may not go out, nor where a key halted."""
+        """Of messages that nobody holds, bar those that are not the heads of their keys, or whose key has halted."""
         if self._following or self.halted:
             for sequence in _sequences(ranges):
                 key = self.key_of(sequence)
@@ -179,7 +180,7 @@ class Keys:
                     self.early.add(sequence)
 
     def unpark(self, ranges: Iterable[Range]) -> None:
-        """These will never be handed out; whoever is not parked is left alone."""
+        """Remove parked messages that will never be handed out; others are left alone."""
         gone = set(_sequences(ranges))
         for key in {self._of[each] for each in gone if each in self._of}:
             before = self._parked.get(key, ())
@@ -194,7 +195,7 @@ class Keys:
                 self._parked.pop(key, None)
 
     def done(self, ranges: Sequence[Range], *, halts: bool = False) -> list[int]:
-        """These are done with. The messages that take their places and were parked, by sequence; none where the keys
+        """Remove finished messages. Returns the parked messages that take their places, by sequence; none if the keys
         halt."""
         keys = set(map(self._of.pop, _sequences(ranges), repeat(NO_KEY)))
         keys.discard(NO_KEY)
@@ -205,13 +206,13 @@ class Keys:
         return self._advance(keys)
 
     def go_on(self, key: int) -> list[int]:
-        """A key that has halted goes on (0: all that have): the messages that are first and were parked."""
+        """Let a halted key go on (0: all halted keys). Returns the parked messages that become heads."""
         going = set(self.halted) if key == NO_KEY else self.halted & {key}
         self.halted -= going
         return sorted(chain.from_iterable(map(self._go_through, going)))
 
     def _advance(self, keys: set[int]) -> list[int]:
-        """Something of these keys is done with."""
+        """Find the new heads of keys after messages were finished."""
         freed: list[int] = []
         special = (self._following.keys() & keys) | (self.halted & keys)
         if special:
@@ -226,7 +227,7 @@ class Keys:
         return sorted(freed)
 
     def _go_through(self, key: int) -> list[int]:
-        """Who is the head now, where several were out or the key had halted? The one, if it was parked."""
+        """Find the head of a key with several messages out, or that had halted. Returns the head if it was parked."""
         left = [each for each in (self.out.get(key, _NOBODY), *self._following.get(key, ())) if each in self._of]
         queue = self._parked.get(key)
         freed: list[int] = []
@@ -264,14 +265,14 @@ class Keys:
             part.clear()
         self.parked_count = self._following_count = 0
 
-    # --- as a snapshot has it
+    # --- snapshot
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Sequence and key of every open message that has one."""
+        """Sequence and key of every open message with a key."""
         return sorted((sequence, key) for sequence, key in self._of.items() if key)
 
     def restore(self, pairs: Iterable[tuple[int, int]], parked: Iterable[int], halted: Iterable[int]) -> None:
-        """What is in the stock is held back afterwards."""
+        """Restore from a snapshot. The caller then calls `hold_back` for the unheld lots."""
         waiting = set(parked)
         for sequence, key in sorted(pairs):
             self._of[sequence] = key

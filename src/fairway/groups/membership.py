@@ -1,10 +1,11 @@
-"""Who belongs to the group: joining, leaving, and leases that end.
+"""Decisions about members: join, leave, and leases that end.
 
 A consumer has a stable id, and its session has a secret. A JOIN with the id and the secret of a member resumes the
-member: what did not arrive is sent again. A JOIN that remembers nothing (arrived = 0) comes from a new process after a
-crash. What its predecessor held counts as an attempt, or a message that kills its handler would come back for ever.
+member, and responses that did not arrive are resent. A JOIN that remembers no response (arrived = 0) comes from a new
+process after a crash. Messages that the old process held count an attempt; otherwise a message that kills its handler
+would come back for ever.
 
-An id is no proof, since others can read it. So the decision is:
+An id proves nothing, because others can read it. So the decision is:
 
     the member has                                  the JOIN shows          the JOIN
     a secret                                        the same                resumes the member
@@ -12,21 +13,21 @@ An id is no proof, since others can read it. So the decision is:
     no secret, and the connection that joined ended anything                resumes the member
     no secret, and the connection that joined lives anything                waits
 
-A JOIN that waits is refused as BUSY until the lease of the member ends. Then the member expires, what it had not acked
-counts as an attempt, and the JOIN begins a new member under the same id.
+A JOIN that waits is refused as BUSY until the lease of the member ends. Then the member expires, its unacked messages
+count an attempt, and the JOIN begins a new member under the same id.
 
-Clients of earlier versions show no secret. Where a JOIN with a secret resumes a member that has none, the secret is the
-member's from then on.
+Clients of earlier versions show no secret. A JOIN with a secret that resumes a member without a secret gives the member
+that secret.
 """
 
 from __future__ import annotations
 
-from fairway.batch.secret import is_same
+from fairway.batch.identity import is_same
 from fairway.groups import events
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, GroupDecision, GroupOutcome, JoinClaim, JoinDecision
 from fairway.groups.events import GroupEvent
-from fairway.groups.lot import Lot, ranges_of
-from fairway.groups.member import Member
+from fairway.groups.lots import Lot, ranges_of
+from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName
 
@@ -50,8 +51,8 @@ def decide_join(
     now_ms: int,
     aging_ms: int,
 ) -> JoinDecision:
-    """`resume_at` is where a broadcast consumer goes on that has missed messages; `aging_ms` tells for how long it was
-    away."""
+    """Decide a JOIN. A broadcast consumer that has missed messages goes on at `resume_at`; `aging_ms` tells how long
+    the consumer was away."""
     config = state.config
     if version not in (0, config.version):
         sentence = f"the group's configuration is version {config.version}, this member was written for {version}"
@@ -73,7 +74,7 @@ def decide_join(
         return JoinDecision(GroupOutcome.BUSY, sentence=sentence, config=config, retry_after_ms=BUSY_RETRY_AFTER_MS)
     happened: list[GroupEvent] = []
     is_new_gap = _is_gap(state, arrived, aging_ms)
-    is_gap = is_new_gap or state.has_gap  # told once more, where the answer that told it may have been lost
+    is_gap = is_new_gap or state.has_gap  # reported again if the first report may have been lost
     if is_new_gap:
         happened.append(events.sought(max(resume_at, state.cursor), now_ms))
     if member is not None:
@@ -87,14 +88,14 @@ def decide_join(
 
 
 def _is_owner(member: Member, claim: JoinClaim) -> bool:
-    """Whether the JOIN comes from the session that the member belongs to, as far as that can be known."""
+    """Whether the JOIN comes from the session of this member, as far as the group can know."""
     if member.verifier:
         return is_same(member.verifier, claim.verifier)
     return not claim.is_taken
 
 
 def _lease_left_ms(state: GroupState, member: Member, now_ns: int) -> int:
-    """Rounded up; 0: the lease has ended, though the member may still be on the roster."""
+    """The rest of the lease, rounded up. 0: the lease has ended, though the member may still be on the roster."""
     if member.has_lasting_lease:
         return state.config.lease_ms
     left_ns = member.renewed_ns + state.config.lease_ms * MS_NS - now_ns
@@ -112,7 +113,7 @@ def _wait_for_lease(state: GroupState, member: Member, left_ms: int) -> JoinDeci
 
 
 def _told_again(state: GroupState, member: Member, claim: JoinClaim, now_ms: int) -> tuple[GroupEvent, ...]:
-    """What is written where a JOIN resumes a member: only what is new of it."""
+    """The events of a JOIN that resumes a member: only its changes."""
     happened = []
     if member.version != state.config.version:
         happened.append(events.joined(member.id, member.name, state.config.version, now_ms))
@@ -134,8 +135,9 @@ def decide_leave(member: Member, now_ms: int) -> GroupDecision:
 
 
 def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
-    """All that is held, where a crash may have taken acks that were answered: whoever was told that a message is done
-    does not come back to it. It is handed out again after a lease; until then an ack of whoever has it is believed."""
+    """After a crash that may have taken acks that were answered: doubt everything that is held. A consumer does not
+    come back to a message that it believes to be acked. So the group hands the message out again after a lease; until
+    then the group believes an ack of the consumer that has it."""
     due_ms = now_ms + state.config.lease_ms
     happened = [
         events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
@@ -145,7 +147,7 @@ def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
 
 
 def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
-    """Members whose lease has ended, and lots that are held too long."""
+    """Expire members whose lease has ended, and lots that are held too long."""
     happened: list[GroupEvent] = []
     dying: list[Dying] = []
     gone = set()
@@ -170,14 +172,14 @@ def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
 
 
 def next_deadline_ns(state: GroupState, now_ns: int, now_ms: int) -> int | None:
-    """When a lease ends, a lot has been held too long, or a retry falls due: what the caller sets its one timer for."""
+    """When a lease ends, a lot has been held too long, or a retry falls due: the time for the caller's one timer."""
     deadlines = []
     silent = state.roster.longest_silent()
     if silent is not None:
         deadlines.append(silent.renewed_ns + state.config.lease_ms * MS_NS)
     if state.config.max_handling_ms is not None and state.handling:
         deadlines.append(next(iter(state.handling)).handed_ns + state.config.max_handling_ms * MS_NS)
-    due_ms = None if state.is_paused else state.stock.next_due_ms(now_ms)
+    due_ms = None if state.is_paused else state.unheld_lots.next_due_ms(now_ms)
     if due_ms is not None:
         deadlines.append(now_ns + (due_ms - now_ms) * MS_NS)
     return min(deadlines, default=None)
@@ -188,7 +190,7 @@ def _last_attempts(state: GroupState, member: Member, reason: str) -> tuple[Dyin
 
 
 def _dying_of(state: GroupState, lot: Lot, reason: str) -> tuple[Dying, ...]:
-    """What has had its last attempt."""
+    """The messages of the lot that have had their last attempt."""
     if lot.attempt < state.config.attempts_max:
         return ()
     ranges = ranges_of(state.begun(lot), lot.base)

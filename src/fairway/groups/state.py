@@ -1,19 +1,20 @@
-"""The state of one group on one subject, and the only way in which it changes.
+"""The state of one group on one subject, and `apply`, which changes the state by events.
 
 Every message is in exactly one place:
 
     fresh ── PULL ──► held ── ACK ──► done
       ▲                │ ▲
       │                │ └─ PULL ─┐
-      │                ├─ RETRY, LEAVE, EXPIRE ──► stock (handed back, or waiting for its next attempt)
+      │                ├─ RETRY, LEAVE, EXPIRE ──► unheld (handed back, or waiting for its next attempt)
       │                └─ RETRY, EXPIRE after the last attempt, or rejected ──► dying ── DEAD ──► done
       └── at and above the cursor
 
-In a group that is ordered by key a fresh message may be parked instead, behind another of its key (`keys`): it goes to
-the stock when that one is done, or goes out behind it, to the same hands. What so followed comes back to where it was.
+In a group ordered by key a fresh message may be parked instead, behind another of its key (`keys`). A parked message
+becomes unheld when the one before it is done, or goes out behind that one, to the same consumer. If a message that went
+out behind another comes back, it is parked again.
 
-The same events give the same state, whether they happen or are read again. `now_ns` only sets when leases begin: a
-replay passes none, and `begin_life` grants fresh ones.
+The same events give the same state, in operation and in a replay. `now_ns` only sets when leases begin: a replay passes
+none, and `begin_life` grants fresh leases.
 """
 
 from __future__ import annotations
@@ -30,43 +31,42 @@ from fairway.groups import events
 from fairway.groups.config import AfterDead, GroupConfig, Mode, Order
 from fairway.groups.events import GroupEvent, GroupEventKind
 from fairway.groups.keys import Keys
-from fairway.groups.lot import Lot, full, gathered, mask_of
-from fairway.groups.member import Member, Roster
-from fairway.groups.stock import LotTable, UnheldLots, open_in
+from fairway.groups.lots import Lot, LotTable, UnheldLots, full, gathered, mask_of, open_in
+from fairway.groups.members import Member, Roster
 from fairway.names import ConsumerName
 
 
 class GroupState:
-    """What is known about the group. Read by everyone in this package, changed by `apply`."""
+    """The state of a group. Only `apply` changes what the log must know; requests renew leases and note arrivals."""
 
     def __init__(self) -> None:
-        self.set_config(GroupConfig(version=0))  # 0: nobody has configured it yet
+        self.set_config(GroupConfig(version=0))  # 0: not configured yet
         self.cursor = 0
         self.is_paused = False
         self.paused: set[ConsumerName] = set()
         self.roster = Roster()
-        self.stock = UnheldLots()
+        self.unheld_lots = UnheldLots()
         self.dying = LotTable()
         self.held_count = 0  # lots, over all members
         self.held_beside_bytes = 0  # of these lots (`Lot.beside_bytes`)
         self.next_consumer_id = 1
         self.absent_since_ms = 0  # since when there has been no member
-        self.lost_count = 0  # messages that retention or rot took before this group was done with them
-        self.has_gap = False  # its broadcast consumer has missed messages, and may not have heard of it
+        self.lost_count = 0  # messages that retention or rot took before the group had handled them
+        self.has_gap = False  # its broadcast consumer has missed messages, and may not know
         self.keys: Keys | None = None  # of a group by key
-        self.is_mixed = False  # what it has in flight is from before it was ordered
+        self.is_mixed = False  # its messages in flight are from before it was ordered
         self.is_halted = False  # a group of strict order, behind a dead letter
         self.declined_count = 0  # messages, by a coalescing group
-        self.number = 0  # of an ordered group's last response, to whomever: what fences are made of
-        # Not events: they belong to this life.
+        self.number = 0  # of an ordered group's last response to any member: the source of fences
+        # Not in the snapshot: these do not survive a restart.
         self.handling: OrderedDict[Lot, Member] = OrderedDict()  # in the order handed out; empty without max_handling
-        self.recovered_end = 0  # below it, a PULL of the previous life may be missing
-        self.has_holes = False  # events are missing that have rotted: what was handed out there comes again
+        self.recovered_end = 0  # below this, a PULL from before the restart may be missing
+        self.has_holes = False  # events have rotted: the messages that they handed out come again
 
     @property
     def in_flight(self) -> int:
-        """Un-acked ranges: what the group's bound is about."""
-        return self.held_count + len(self.stock) + len(self.dying)
+        """Unacked lots: the number that the group's bound limits."""
+        return self.held_count + len(self.unheld_lots) + len(self.dying)
 
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         if event.kind not in self._HANDLERS:
@@ -74,7 +74,7 @@ class GroupState:
         self._HANDLERS[event.kind](self, event, now_ns)
 
     def begin_life(self, end: int, now_ns: int) -> None:
-        """After a replay: fresh full leases for all, and acks from before are believed up to `end`."""
+        """After a replay: grant full leases to all, and believe acks of earlier handouts up to `end`."""
         self.recovered_end = end
         self.has_holes = False
         self.roster.renew_all(now_ns)
@@ -83,13 +83,13 @@ class GroupState:
         for _, lot in self.roster.held():
             lot.handed_ns = now_ns
         self._watch_handling()
-        self.stock.rebuild_heap()
+        self.unheld_lots.rebuild_heap()
 
     # --- configuration and membership
 
     def set_config(self, config: GroupConfig) -> None:
         self.config = config
-        self.is_ordered = config.is_ordered  # asked for every lot
+        self.is_ordered = config.is_ordered  # cached, because every lot asks
 
     def _configure(self, event: GroupEvent, now_ns: int) -> None:
         before = self.config
@@ -100,7 +100,7 @@ class GroupState:
         self._watch_handling()
 
     def _order(self, before: GroupConfig, time_ms: int) -> None:
-        """What a new configuration does to the order: nothing fresh beside what went out by another one."""
+        """Apply a new order: no fresh messages while messages are out that went out under another order."""
         if (self.config.order, self.config.is_keyed) != (before.order, before.is_keyed):
             self.is_mixed = self.config.is_ordered and self.in_flight > 0
         self.is_halted = self.is_halted and self._halts
@@ -127,7 +127,7 @@ class GroupState:
             member.version = event.lot
 
     def _verify(self, event: GroupEvent, now_ns: int) -> None:
-        """The session of a member has a secret from now on."""
+        """Store the verifier of a member's session secret."""
         self.roster.of_id(event.consumer_id).verifier = event.detail
 
     def _leave(self, event: GroupEvent, now_ns: int) -> None:
@@ -143,7 +143,7 @@ class GroupState:
         self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=reason)
 
     def _part(self, event: GroupEvent, attempts: int) -> None:
-        """A member goes; what it holds is anybody's at once."""
+        """Remove a member; its lots are unheld at once."""
         member = self.roster.remove(event.consumer_id)
         reason = events.LEASE_ENDED.encode()
         for lot in member.lots.values():
@@ -170,17 +170,17 @@ class GroupState:
             else:
                 lot = self._pull_by_key(self.keys, event)
             self.is_mixed = False
-        elif self.keys is None or (first, event.attempt) in self.stock:
-            lot = self.stock.take((first, event.attempt), event.ranges)
+        elif self.keys is None or (first, event.attempt) in self.unheld_lots:
+            lot = self.unheld_lots.take((first, event.attempt), event.ranges)
         else:
             self.keys.follow(event.ranges)
             lot = Lot(first, mask_of(event.ranges, first), event.attempt)
         if self.has_holes and self.roster.name_of(event.consumer_id) is None:
             if self.config.mode is not Mode.AT_MOST_ONCE:
-                self._fail(lot, lot.attempt, attempts=0, due_ms=0)  # nobody knows who has it, so anybody may
+                self._fail(lot, lot.attempt, attempts=0, due_ms=0)  # its holder is unknown, so any member may get it
             return
         member = self.roster.of_id(event.consumer_id)
-        self.has_gap = False  # whoever pulls has had the answer to its JOIN
+        self.has_gap = False  # a member that pulls has received the answer to its JOIN
         lot.number = events.number_of(event)
         if self.is_ordered:
             self.number = max(self.number, lot.number)
@@ -202,28 +202,28 @@ class GroupState:
             self.handling[lot] = member
 
     def _take_back(self, end: int) -> None:
-        """What was handed out up to there, as a PULL said that has rotted."""
+        """Make lots of the messages up to `end`: their PULL has rotted."""
         while self.cursor < end:
             count = min(end - self.cursor, self.config.lot_messages_max)
-            self.stock.add(full(self.cursor, count, 1))
+            self.unheld_lots.add(full(self.cursor, count, 1))
             self.cursor += count
 
     def _pull_by_key(self, keys: Keys, event: GroupEvent) -> Lot:
-        """Some may have been parked before it, and in between."""
+        """Hand out fresh messages, of which some before and in between may have been parked."""
         keys.hand_out(event.ranges, events.keys_of(event))
         last, count = event.ranges[-1]
         self.cursor = last + count
         return Lot(event.lot, mask_of(event.ranges, event.lot), event.attempt)
 
     def _park(self, event: GroupEvent, now_ns: int) -> None:
-        """Behind others of their keys, some of which went out just now."""
+        """Park messages behind others of their keys, some of which just went out."""
         invariant(self.keys is not None, "only a group by key parks messages")
         if self.keys is not None:
             self._free(self.keys.park(event.ranges, events.keys_of(event)), event.time_ms)
         self.cursor = max(self.cursor, event.lot)
 
     def _decline(self, event: GroupEvent, now_ns: int) -> None:
-        """Others of their keys do what they ask for."""
+        """Decline messages: other messages of their keys do what they ask for."""
         invariant(self.keys is not None, "only a group by key declines messages")
         if self.keys is not None:
             self.keys.unpark(event.ranges)
@@ -237,7 +237,7 @@ class GroupState:
 
     def _ack(self, event: GroupEvent, now_ns: int) -> None:
         if not event.consumer_id:
-            self.stock.take((event.lot, event.attempt), event.ranges)
+            self.unheld_lots.take((event.lot, event.attempt), event.ranges)
         elif (event.lot, event.attempt) in self.roster.of_id(event.consumer_id).lots:
             self._close(event)
         else:
@@ -258,7 +258,7 @@ class GroupState:
             self._fail(taken, event.attempt, attempts=1, due_ms=event.due_ms, reason=event.detail, is_said=True)
 
     def _dead(self, event: GroupEvent, now_ns: int) -> None:
-        """Harmless when repeated: what is not dying any more (a seek, a second DEAD) is left alone."""
+        """Harmless when repeated: messages that are not dying any more (a seek, a second DEAD) are left alone."""
         name = event.lot, event.attempt
         if name in self.dying:
             self.dying.take(name, event.ranges)
@@ -270,7 +270,7 @@ class GroupState:
 
     @property
     def _halts(self) -> bool:
-        """Whether a dead letter halts all of it."""
+        """Whether a dead letter halts the whole group."""
         return self.config.order is Order.STRICT and self.config.after_dead is AfterDead.HALT
 
     # --- the cursor
@@ -288,7 +288,7 @@ class GroupState:
         self.cursor = event.lot
 
     def _lose_parked(self, event: GroupEvent) -> None:
-        """Retention takes what was never handed out."""
+        """Retention takes messages that were never handed out."""
         invariant(self.keys is not None, "only a group by key has parked messages")
         if self.keys is not None:
             self.keys.unpark(event.ranges)
@@ -301,11 +301,11 @@ class GroupState:
     def _forget_all(self) -> None:
         for member in self.roster:
             member.forget()
-        self.stock.clear()
+        self.unheld_lots.clear()
         self.dying.clear()
         self.handling.clear()
         self.held_count = self.held_beside_bytes = 0
-        self.recovered_end = 0  # what is acked from before the seek must not move the cursor
+        self.recovered_end = 0  # acks from before the seek must not move the cursor
         self.is_mixed = self.is_halted = False
         if self.keys is not None:
             self.keys.clear()
@@ -322,7 +322,7 @@ class GroupState:
     # --- parts
 
     def _close(self, event: GroupEvent) -> tuple[Lot, int]:
-        """Messages leave the lot that a member holds: that lot, and their bits in it."""
+        """Close messages in the lot that a member holds; returns that lot, and their bits in it."""
         member = self.roster.of_id(event.consumer_id)
         lot = member.lots[event.lot, event.attempt]
         mask = mask_of(event.ranges, lot.base)
@@ -336,14 +336,14 @@ class GroupState:
         return lot, mask
 
     def _take(self, event: GroupEvent) -> Lot:
-        """Messages leave whoever holds them, or the stock, as a lot of their own."""
+        """Take messages from their holder, or from the unheld lots, as a lot of their own."""
         if not event.consumer_id:
-            return self.stock.take((event.lot, event.attempt), event.ranges)
+            return self.unheld_lots.take((event.lot, event.attempt), event.ranges)
         lot, mask = self._close(event)
         return lot.part(mask, lot.attempt)
 
     def _free(self, sequences: Iterable[int], time_ms: int) -> None:
-        """They were parked, and are the first of their keys now. Those whose keys rest wait on."""
+        """Parked messages become the first of their keys. Those whose keys rest wait on."""
         keys = self.keys
         ready = sequences
         if keys is not None and keys.resting:
@@ -351,14 +351,14 @@ class GroupState:
             for sequence in sequences:
                 due_ms = keys.rests_until(keys.key_of(sequence), time_ms)
                 if due_ms:
-                    self.stock.add(Lot(sequence, 1, 1, due_ms))
+                    self.unheld_lots.add(Lot(sequence, 1, 1, due_ms))
                 else:
                     ready.append(sequence)
         for lot in gathered(ready):
-            self.stock.gather(lot)
+            self.unheld_lots.gather(lot)
 
     def begun(self, lot: Lot) -> int:
-        """The bits of messages that whoever holds the lot may have begun: not of those that follow others there."""
+        """The bits of messages that the lot's holder may have begun: not of messages that follow others there."""
         mask = lot.mask
         if self.keys is not None and lot.attempt == 1:
             for sequence in self.keys.followers(lot.ranges):
@@ -366,8 +366,8 @@ class GroupState:
         return mask
 
     def _note(self, lot: Lot, time_ms: int, consumer: ConsumerName | None, reason: bytes) -> None:
-        """Keep a failed attempt with its lot. Only lots in flight have a history, and the parts of a lot share one:
-        so a group never has more histories than `HISTORY_LOTS_MAX`."""
+        """Keep a failed attempt with its lot. Only lots in flight have a history, and the parts of a lot share one. So
+        a group never has more histories than `HISTORY_LOTS_MAX`."""
         if self.in_flight < limits.HISTORY_LOTS_MAX:
             failed = histories.failed(lot.attempt, time_ms, consumer or "", reason)
             lot.history = histories.added(lot.history, failed)
@@ -375,8 +375,8 @@ class GroupState:
     def _fail(
         self, lot: Lot, attempt: int, attempts: int, due_ms: int, reason: bytes = b"", *, is_said: bool = False
     ) -> None:
-        """Nobody holds it now: it waits for its next attempt, or has had its last. What was not begun is parked again,
-        unless its consumer has said that it was."""
+        """A lot has failed: it waits for its next attempt, or has had its last. Unbegun messages are parked again,
+        unless their consumer has settled them itself (`is_said`)."""
         mask = lot.mask if is_said else self.begun(lot)
         if self.keys is not None and mask != lot.mask:
             self.keys.park_again(self.keys.followers(lot.ranges))
@@ -386,31 +386,31 @@ class GroupState:
             self._kill(lot.part(mask, attempt), reason)
             return
         part = lot.part(mask, attempt + attempts, due_ms)
-        self.stock.add(part)
+        self.unheld_lots.add(part)
         if self.keys is not None:
             self.keys.hold_back(part.ranges)
 
     def _kill(self, lot: Lot, reason: bytes) -> None:
-        """The next life may have to say why."""
+        """Keep the reason with the lot, because a later process may have to write it."""
         lot.reason = reason
         self.dying.add(lot)
 
     def _believe(self, event: GroupEvent) -> None:
-        """An ack for what went out in a PULL that a crash took: nobody holds it, so far as is known.
+        """Apply an ack for messages of a lost PULL: as far as is known, nobody holds them.
 
-        The cursor moves to the highest sequence heard of. What lies below it may be with somebody, as this was: it is
-        handed out after one lease.
+        The cursor moves behind the highest sequence of the ack. Messages below it may be with consumers too, so they
+        are handed out after one lease.
         """
         due_ms = event.time_ms + self.config.lease_ms
         for first, count in event.ranges:
-            for lot in self.stock.touching(first, count):
+            for lot in self.unheld_lots.touching(first, count):
                 if lot.attempt == event.attempt:
                     part = lot.part(open_in(lot, first, count), lot.attempt)
-                    self.stock.take(lot.name, part.ranges)
+                    self.unheld_lots.take(lot.name, part.ranges)
             if first + count > self.cursor:
                 for orphan in range(self.cursor, first, limits.LOT_MESSAGES_MAX):
                     lot = full(orphan, min(limits.LOT_MESSAGES_MAX, first - orphan), attempt=1)
-                    self.stock.add(lot.part(lot.mask, 1, due_ms))
+                    self.unheld_lots.add(lot.part(lot.mask, 1, due_ms))
                 self.cursor = first + count
 
     def _watch_handling(self) -> None:

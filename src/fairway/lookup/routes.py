@@ -1,67 +1,78 @@
-"""Where subjects are, kept fresh: a session on a line to a meta server.
+"""Routes of subjects, kept fresh: a session on a line to a meta server. Also the broker group of each key.
 
-Whoever wants to know of a subject says so once. The session looks up new names at once. Every name that was looked up
-belongs to a poll: a question that the meta server answers when something about one of its subjects has changed. A new
-name joins the last poll by the look-up itself, so it costs the meta server nothing more, however many names there are.
-A poll holds up to `POLL_SUBJECTS` names, so that the meta server answers and repeats each in a few milliseconds.
+The owner names each subject once with `want`. The session looks up new names at once. Every name that was looked up
+belongs to a poll: a long poll that the meta server answers when one of its subjects has changed. The look-up itself
+joins a new name to the last poll, so a new name costs the meta server nothing more, however many names there are. A
+poll holds up to `POLL_SUBJECTS` names, so that the meta server answers and repeats each poll in a few milliseconds.
 
-An older meta server knows one poll per asker, and its answers say so by `polls_max` 0. There one poll holds all names,
-and a new name makes the session ask that poll again.
+An older meta server knows one poll per client, and says so by `polls_max` 0 in its answers. Then one poll holds all
+names, and each new name makes the session send that poll again.
 
-After a lost connection the session looks up everything again, perhaps at another meta server. Known routes stay in
-force until then, because brokers do not stop when meta servers do.
+After a lost connection the session looks up every name again, perhaps at another meta server. Known routes stay in
+force meanwhile, because brokers do not stop when meta servers do.
+
+`home` assigns a key of an ordered subject to a broker group, the same for every sender.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from fairway.errors import InvariantViolated, Refused
-from fairway.protocol.attempts import Attempts
-from fairway.protocol.backoff import NS_PER_MS
-from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
-from fairway.protocol.session import Answer, Ask, RequestOutcome
-from fairway.world.rng import Rng
+from fairway.protocol.consumer_lease import Attempts
+from fairway.protocol.line import NS_PER_MS, Answer, Ask, RequestOutcome
+from fairway.protocol.route_messages import ClientRole, GroupRoute, Route, Routed, SubjectRoute
+from fairway.runtime.rng import Rng
 
-WAIT_MS = 30_000  # of a long poll; a change is told at once, so this only says how often nothing is told
-GROW_MS_PER_SUBJECT = 0.2  # between two polls of which the second names more
+
+def home(key: str, names: Sequence[str]) -> int:
+    """The index of the group that a key belongs to. Each group ranks the key, and the highest rank wins (rendezvous
+    hashing). A new group takes its share from all others, a removed group leaves its share to them, and no other key
+    moves."""
+    ranks = [blake2b(f"{name}\0{key}".encode(), digest_size=8).digest() for name in names]
+    return ranks.index(max(ranks))
+
+
+WAIT_MS = 30_000  # of a long poll; changes are answered at once, so this only bounds how long a poll stays silent
+GROW_MS_PER_SUBJECT = 0.2  # between two polls, if the second names more subjects
 GROW_FREELY = 50  # subjects
 GROW_MS_MAX = 500  # a change of a route is still known within a second
-LOOK_SUBJECTS_MAX = 500  # at a time: with the longest names and several groups each, a control message holds the answer
-POLL_SUBJECTS = 500  # in one poll: the meta server takes some 10 µs for each when it is repeated, twice a minute
-DOUBT_MS = 100  # between two looks at the same thing because somebody doubts it
+LOOK_SUBJECTS_MAX = 500  # at a time: even with the longest names and several groups each, the answer fits
+POLL_SUBJECTS = 500  # per poll: repeating it, twice a minute, costs the meta server about 10 µs per name
+DOUBT_MS = 100  # between two look-ups because of a doubt
 
 
 class _Kind(enum.Enum):
-    LOOK = "look"  # at names that are new or in doubt: answered at once
-    POLL = "poll"  # for changes: answered when something has changed
+    LOOK = "look"  # names that are new or in doubt: answered at once
+    POLL = "poll"  # changes: answered when something has changed
 
 
 class _RoutePoll:
-    """A part of the names, in one question that waits for changes."""
+    """Some of the names, in one long poll."""
 
     __slots__ = ("asked_ns", "attempts", "known", "names", "number", "serial", "uncovered")
 
     def __init__(self, number: int, rng: Rng) -> None:
         self.number = number
         self.names: dict[str, None] = {}
-        self.uncovered: dict[str, None] = {}  # of the names: those that the question in flight does not ask for
-        self.known = 0  # the meta server's version that all of the names are known at, or a later one; 0: none
-        self.serial = 0  # of the last question: an earlier one has given way to it
+        self.uncovered: dict[str, None] = {}  # of the names: those that the poll in flight does not name
+        self.known = 0  # the version of the meta server that all names are known at, or later; 0: none
+        self.serial = 0  # of the last poll request: earlier ones are replaced
         self.asked_ns = 0
         self.attempts = Attempts(rng)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether no question in flight asks for all of the names."""
+        """Whether no poll in flight names all the subjects."""
         return bool(self.names) and (not self.attempts.is_in_flight or bool(self.uncovered))
 
     def due_ns(self) -> int:
-        """A question that is in flight gives way to one with more names, but the more there are the less often:
-        otherwise a program that begins with one subject after another would name all of them for each."""
+        """When to send the poll. A poll in flight is replaced by one with more names, but more rarely the more names
+        there are. Otherwise a program that adds subjects one by one would send all its names for each."""
         if not self.attempts.is_in_flight:
             return self.attempts.not_before_ns
         gap_ms = min(max(len(self.names) - GROW_FREELY, 0) * GROW_MS_PER_SUBJECT, GROW_MS_MAX)
@@ -72,13 +83,13 @@ class _RoutePoll:
 class _Token:
     kind: _Kind
     life: int  # of the connection
-    poll: _RoutePoll | None  # that asks; or that the names of a look-up are to join, if there is one
+    poll: _RoutePoll | None  # the poll itself, or the poll that the names of a look-up join
     serial: int = 0
     subjects: list[str] = field(default_factory=list)  # of a look-up
 
 
 class Routes:
-    """What one asker knows. `changed` is called, in the line's thread, when any of it has become otherwise."""
+    """The routes that one client knows. `changed` is called in the line's thread when a route has changed."""
 
     def __init__(
         self,
@@ -90,35 +101,35 @@ class Routes:
         wait_ms: int = WAIT_MS,
     ) -> None:
         self.asker = asker
-        self.refused: Refused | None = None  # the last answer, if it was a refusal: why nothing is known, for people
+        self.refused: Refused | None = None  # the last answer, if it was a refusal: tells people why nothing is known
         self._changed = changed
         self._rng = rng
         self._may_create = may_create
         self._wait_ms = wait_ms
         self._subjects: dict[str, SubjectRoute | None] = {}  # wanted; None: not answered yet
         self._groups: dict[str, GroupRoute] = {}
-        self._named: Counter[str] = Counter()  # by group: the subjects that name it
+        self._named: Counter[str] = Counter()  # by group: how many subjects name it
         self._news: dict[str, None] = {}  # subjects whose routes have changed since `take_news`
-        self._unseen: dict[str, None] = {}  # to be looked up; in order
-        self._polls_max = 0  # as this connection's meta server says; 0: older ones, which know one poll
+        self._unseen: dict[str, None] = {}  # to be looked up, in order
+        self._polls_max = 0  # as this meta server says; 0: an older one, which knows one poll
         self._polls: list[_RoutePoll] = []
         self._poll_of: dict[str, _RoutePoll] = {}  # by subject, from its look-up on
         self._life = 0
-        self._now_ns = 0  # when it was last asked what it wants
-        self._doubt_at_ns = 0  # not before then is anything looked up again because of a doubt
+        self._now_ns = 0  # the time of the last `asks`
+        self._doubt_at_ns = 0  # earliest time of the next look-up because of a doubt
         self._doubted: dict[str, None] = {}
         self._look = Attempts(rng)
 
     # --- for its owner; under the line's lock, or on its loop ---------------------------------------------------------
 
     def want(self, subject: str) -> None:
-        """Know of this subject from now on; `stir` the link afterwards."""
+        """Follow this subject from now on. Call `stir` on the link afterwards."""
         if subject not in self._subjects:
             self._subjects[subject] = None
             self._unseen[subject] = None
 
     def forget(self, subject: str) -> None:
-        """No longer."""
+        """Follow this subject no longer."""
         self._count(self._subjects.pop(subject, None), None)
         self._news.pop(subject, None)
         self._unseen.pop(subject, None)
@@ -129,7 +140,8 @@ class Routes:
             poll.uncovered.pop(subject, None)
 
     def subject(self, name: str) -> SubjectRoute | None:
-        """What is known of it. None: nothing yet. Without groups: it does not exist, and `why` says more."""
+        """The route of a subject. None: unknown yet. Without groups: the subject does not exist, and `why` says
+        more."""
         return self._subjects.get(name)
 
     def take_news(self) -> list[str]:
@@ -147,8 +159,8 @@ class Routes:
         return dict(self._groups)
 
     def doubt(self, group: str) -> None:
-        """Somebody was told NOT_MASTER there, or lost it: look again, soon. One of its subjects is enough: the answer
-        says where the group is, and the polls tell what else has changed."""
+        """A client got NOT_MASTER from this group, or lost its connection: look up one of the group's subjects again.
+        One is enough: its answer says where the group is, and the polls report other changes."""
         found = (name for name, route in self._subjects.items() if route is not None and group in route.groups)
         name = next(found, None)
         if name is not None:
@@ -157,7 +169,7 @@ class Routes:
     # --- the session -------------------------------------------------------------------------------------------------
 
     def opened(self, now_ns: int) -> None:
-        """Perhaps another meta server, which counts its versions by itself."""
+        """The connection may be to another meta server, which has version numbers of its own."""
         self._life += 1
         self._look.abandon()
         self._doubted.clear()
@@ -198,7 +210,8 @@ class Routes:
             self._changed()
 
     def next_deadline(self) -> int | None:
-        """Only what lies ahead: whatever could have left already waits for room or for a connection, not for time."""
+        """The next due time that lies ahead. A request that is due already waits for room or for a connection, not for
+        time."""
         dues_ns = [
             self._look.due_ns(0 if self._unseen else None),
             self._doubt_at_ns if self._doubted else None,
@@ -206,10 +219,10 @@ class Routes:
         ]
         return min((due_ns for due_ns in dues_ns if due_ns is not None and due_ns > self._now_ns), default=None)
 
-    # --- within ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _due_polls(self) -> list[_RoutePoll]:
-        """Those to be asked, once all that is wanted has been looked up."""
+        """The polls to send, once every wanted name was looked up."""
         if self._unseen or self._look.is_in_flight:
             return []
         return [poll for poll in self._polls if poll.is_wanted]
@@ -234,7 +247,7 @@ class Routes:
         return Ask(message, (), _Token(_Kind.POLL, self._life, poll, poll.serial))
 
     def _open_poll(self, more: int) -> _RoutePoll:
-        """The poll that so many more names belong to."""
+        """The poll that so many new names join."""
         last = self._polls[-1] if self._polls else None
         is_full = last is not None and len(last.names) + more > POLL_SUBJECTS and len(self._polls) < self._polls_max
         if last is None or is_full:
@@ -243,7 +256,7 @@ class Routes:
         return last
 
     def _attempts(self, token: _Token) -> Attempts | None:
-        """None: a poll that another has taken the place of."""
+        """The retry state of a request; None: of a poll that was replaced."""
         if token.kind is _Kind.LOOK:
             return self._look
         return token.poll.attempts if token.poll is not None and token.poll.serial == token.serial else None
@@ -264,7 +277,7 @@ class Routes:
             self._changed()
 
     def _found(self, token: _Token, routed: Routed) -> None:
-        """Names were looked up: their poll tells of changes from here on."""
+        """Names were looked up: their poll reports changes from here on."""
         fresh = [name for name in token.subjects if name in self._subjects and name not in self._poll_of]
         poll = (token.poll or self._open_poll(len(fresh))) if fresh else None
         if poll is None:
@@ -277,7 +290,7 @@ class Routes:
                 poll.uncovered[name] = None
 
     def _take(self, routed: Routed) -> bool:
-        """Whether anything has become otherwise."""
+        """Return whether anything has changed."""
         is_new = False
         for subject in routed.subjects:
             name = subject.name
@@ -293,7 +306,7 @@ class Routes:
         return is_new
 
     def _count(self, before: SubjectRoute | None, after: SubjectRoute | None) -> None:
-        """A group goes with the last subject that names it."""
+        """Count the subjects that name a group. A group goes with its last subject."""
         self._named.update(() if after is None else after.groups)
         for name in () if before is None else before.groups:
             self._named[name] -= 1

@@ -1,29 +1,29 @@
-"""What a client may do with the registry of a meta server through REGISTER: one table, checked in one place.
+"""Access rules of the registry of a meta server: one table says what clients may do with REGISTER.
 
     node                               act      who                                   value
     /fairway/groups/G                  PUT      the first copy that is registered     the record of a new group, led by
-                                                in G, where the node says nothing     that copy alone
+                                                in G, if the node is empty            that copy alone
                                                 the master                            another in-sync set, same epoch
                                                 a copy of the in-sync set             itself as master, later epoch
-                                                a copy that is registered in G        what the node says already
-    /fairway/groups/G/members/D-S[-N]  CREATE   session S, where nobody else is D     a `RegisteredCopy` of directory D
-                                       PUT      the session that made it              a `RegisteredCopy` of directory D
-                                       REMOVE   the session that made it; anybody,    -
+                                                a copy that is registered in G        the node's current value
+    /fairway/groups/G/members/D-S[-N]  CREATE   session S, if nobody else is D        a `RegisteredCopy` of directory D
+                                       PUT      the session that created it           a `RegisteredCopy` of directory D
+                                       REMOVE   the session that created it; anybody, -
                                                 once its connection is gone
-    /fairway/careers/C/W-n_            CREATE   anybody, ephemeral and numbered       nothing
-    /fairway/careers/C/W-n_N           REMOVE   the session that made it              -
+    /fairway/careers/C/W-n_            CREATE   anybody, ephemeral and numbered       empty
+    /fairway/careers/C/W-n_N           REMOVE   the session that created it           -
 
-Everything below /fairway may be read. Whatever is not in the table is refused: subjects, the removal of groups and
-promotion by hand are decisions of operators (GOVERN), which the meta server carries out itself.
+Clients may read everything below /fairway. Everything else is refused. Operators decide about subjects, removal of
+groups and promotion by hand; the meta server carries out these decisions itself (GOVERN).
 
-A registered copy is a member node, and a member node belongs to a session, which only its opener can use (`registering`
-has its secret). So whoever wants to change a group has to register in it first, and can then do what copies do. A value
-that no copy would write is refused all the same: an epoch that goes back, a master that is not in sync, a copy in the
-in-sync set that is not registered.
+A registered copy is a member node. A member node belongs to a session, and only the session's opener has its secret
+(`fairway.meta.registry_requests`). So a client must register in a group before it can change the group, and can then do
+what copies do. The rules refuse any value that no copy would write: an epoch that goes back, a master that is not in
+sync, a new copy in the in-sync set that is not registered.
 
-A group's node is made with its first member, and says nothing until a copy leads. Every change is compare-and-set.
-The check reads the version that the change names, so that nothing can come between the two. A copy that does not know
-what became of a change writes once more what the node says already, and so fences that change (`replication.node`).
+A group's node is created with its first member, and is empty until a copy leads. Every change is compare-and-set. The
+check reads the version that the change names, so nothing can come between check and change. A copy that does not know
+the result of a change writes the current value once more, and so fences that change (`fairway.replication.group_node`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from typing import NamedTuple, Protocol
 from fairway import limits
 from fairway.errors import Code, Refused, RemoteProtocolError
 from fairway.names import GroupName
-from fairway.protocol.routing import Act, Register
+from fairway.protocol.route_messages import Act, Register
 from fairway.registry import layout
 from fairway.registry.layout import NAME_SEPARATOR, GroupRecord, RegisteredCopy
 from fairway.registry.port import Node, Registry
 from fairway.registry.tree import checked_path, is_below
-from fairway.replication.law import BROKER, DELAY
-from fairway.world.net import PORT_MAX
+from fairway.replication.leadership import BROKER, DELAY
+from fairway.runtime.net import PORT_MAX
 
 CAREERS = f"{layout.ROOT}/careers"
 _NAME = r"[^/]+"
@@ -55,18 +55,18 @@ _CANDIDACY = re.compile(rf"{CAREERS}/(?P<career>{_NAME})/[0-9a-f]{{24}}-n_")
 _CANDIDATE = re.compile(rf"{_CANDIDACY.pattern}\d{{10}}")
 _READS = frozenset({Act.GET, Act.CHILDREN, Act.WATCH, Act.FEED})
 _WRITES = frozenset({Act.CREATE, Act.PUT, Act.REMOVE})
-_RETRY_AFTER_MS = 200  # a node of a process that has ended goes within a session's time
+_RETRY_AFTER_MS = 200  # the node of a process that has ended goes within a session's time-out
 
 
 class RegistryWriter(Registry, Protocol):
-    """The session that asks."""
+    """The session that makes the request."""
 
     async def owned(self) -> list[str]:
         """The ephemeral nodes of this session."""
 
 
 class _Asked(NamedTuple):
-    """One request to write, with what the path says."""
+    """One write request, with the parts of its path."""
 
     session: RegistryWriter
     register: Register
@@ -99,13 +99,13 @@ class _Rule:
 
 
 class RegistryAccess:
-    """Checks requests against the table. `is_held`: whether a living connection has that session."""
+    """Checks requests against the table. `is_held`: whether a live connection has that session."""
 
     def __init__(self, is_held: Callable[[int], bool]) -> None:
         self._is_held = is_held
 
     async def check(self, session: RegistryWriter, asked: Register) -> None:
-        """`Refused` with the reason; nothing has been changed then."""
+        """Raise `Refused` with the reason if the table does not allow the request."""
         if asked.act in _READS:
             if not (asked.path == layout.ROOT or is_below(checked_path(asked.path), layout.ROOT)):
                 raise _no(f"only what is below {layout.ROOT} may be read")
@@ -136,7 +136,7 @@ async def _create_member(asked: _Asked) -> None:
     if int(asked.parts["session"], 16) != asked.register.session:
         raise _no(f"registry node {asked.path} names another session than the one that makes it")
     if await session.get(asked.path) is not None:
-        return  # the tree says so
+        return  # the tree refuses it
     names = await session.children(layout.members_path(group))
     if any(name.partition(NAME_SEPARATOR)[0] == member.directory for name in names):
         raise Refused(
@@ -167,7 +167,7 @@ async def _remove_member(asked: _Asked) -> None:
 
 
 def _member(asked: _Asked) -> RegisteredCopy:
-    """What a member node is to say, if it makes sense."""
+    """The member record in the request, if it is valid."""
     member = _unpacked(RegisteredCopy, asked.path, asked.register.value)
     if member.directory != asked.parts["directory"]:
         raise _no(f"registry node {asked.path} is of another directory than {member.directory!r}")
@@ -188,7 +188,7 @@ async def _put_group(asked: _Asked) -> None:
     session, group = asked.session, asked.group
     node = await session.get(asked.path)
     if node is None or node.version != asked.register.number - 1:
-        return  # the tree says so
+        return  # the tree refuses it
     mine = await _copies_of(asked)
     if asked.register.value == node.value:
         return
@@ -205,7 +205,7 @@ async def _put_group(asked: _Asked) -> None:
 
 
 async def _copies_of(asked: _Asked) -> set[str]:
-    """The directories that the session has registered in the group; `Refused` where it has none."""
+    """The directories that the session has registered in the group; `Refused` if there are none."""
     folder = layout.members_path(asked.group)
     paths = [path for path in await asked.session.owned() if is_below(path, folder)]
     mine = {path.rpartition("/")[2].partition(NAME_SEPARATOR)[0] for path in paths}
@@ -215,7 +215,7 @@ async def _copies_of(asked: _Asked) -> set[str]:
 
 
 def _group_record(asked: _Asked) -> GroupRecord:
-    """What a group's node is to say, if it makes sense by itself."""
+    """The group record in the request, if it is valid by itself."""
     record = _unpacked(GroupRecord, asked.path, asked.register.value)
     named = [record.master, *record.in_sync, *record.members]
     problems = {
@@ -241,7 +241,7 @@ def _check_founded(group: str, record: GroupRecord, mine: set[str]) -> None:
 
 
 def why_not(before: GroupRecord, after: GroupRecord, living: set[str], mine: set[str]) -> str:
-    """Why a session with these copies may not make that of a group's record; empty: it may."""
+    """Why a session with these copies may not change a group's record so; empty: it may."""
     if _decided_elsewhere(before) != _decided_elsewhere(after) or not _keeps_logs(before, after):
         return "kind, logs and what operators decide stay as they are"
     if not set(before.members) <= set(after.members):
@@ -256,7 +256,7 @@ def why_not(before: GroupRecord, after: GroupRecord, living: set[str], mine: set
 
 
 def _why_not_led(before: GroupRecord, after: GroupRecord, living: set[str], mine: set[str]) -> str:
-    """The master changes whose copies count."""
+    """The master changes the in-sync set."""
     if after.master != before.master:
         return "a new master has a new epoch"
     if before.master not in mine:
@@ -272,7 +272,7 @@ def _why_not_led(before: GroupRecord, after: GroupRecord, living: set[str], mine
 
 
 def _why_not_succeeded(before: GroupRecord, after: GroupRecord, living: set[str], mine: set[str]) -> str:
-    """A copy takes over."""
+    """A copy takes over as master."""
     if after.master not in mine:
         return f"this session has not registered {after.master}, which is to lead"
     if before.master != after.master and before.master in living:
@@ -291,7 +291,7 @@ def _decided_elsewhere(record: GroupRecord) -> tuple[object, ...]:
 
 
 def _keeps_logs(before: GroupRecord, after: GroupRecord) -> bool:
-    """A group that was made by hand does not know its logs (0) until a copy takes over."""
+    """The log ids may not change. A group that was created by hand has none (0) until a copy takes over."""
     logs = ((before.messages_id, after.messages_id), (before.actions_id, after.actions_id))
     return all(was in (0, now) for was, now in logs)
 
@@ -315,7 +315,7 @@ async def _remove_candidate(asked: _Asked) -> None:
     await _check_owner(asked, await asked.session.get(asked.path))
 
 
-# --- within ----------------------------------------------------------------------------------------------------------
+# --- helpers ---------------------------------------------------------------------------------------------------------
 
 
 async def _record(session: Registry, group: str) -> GroupRecord | None:
@@ -332,7 +332,7 @@ def _unpacked(kind: type[layout.RecordT], path: str, value: bytes) -> layout.Rec
 
 
 async def _check_owner(asked: _Asked, node: Node | None) -> None:
-    """A node that is missing is the tree's affair."""
+    """Refuse another session's node. The tree refuses a missing node."""
     if node is not None and node.owner != asked.register.session:
         raise _no(f"registry node {asked.path} belongs to another session")
 

@@ -1,38 +1,39 @@
-"""Keeps the routes of subjects in step with what brokers hold: removes unused routes, and repairs missing ones.
+"""Route upkeep: keeps routes in step with what brokers hold. It removes unused routes, and repairs missing ones.
 
-A client that asks for a subject has its route made, whether or not the client ever sends. So a client could fill the
-registry. A route that was made on first use *expires* when all of this holds:
+Each client that asks for a subject has its route created, even if the client never sends. So a client could fill the
+registry. A route that was created on first use expires if all of these conditions hold:
 
-- No operator has created or changed the subject since, and clients may make subjects on first use.
+- No operator has created or changed the subject since, and clients may create subjects on first use.
 - This meta server has seen the route, unchanged, for an hour of its monotonic clock. A restart begins the hour again.
-- No client of this meta server waits for a change of the route: such a client would have it made again at once.
-- The master of every broker group that the route names says that it has no such subject. Brokers themselves remove
-  subjects that were never written and have no groups, after an hour (`broker/unused_subjects`), so the meta server
-  removes nothing from brokers. A master that cannot be asked means: not now, ask again in an hour.
+- No client of this meta server waits for a change of the route: that client would have the route created again at once.
+- The master of every broker group in the route says that it has no such subject. Brokers themselves remove subjects
+  that were never written and have no groups, after an hour (`fairway.broker.maintenance`), so the meta server removes
+  nothing from brokers. If a master cannot be asked, the upkeep asks again an hour later.
 
-The steps of an expiry, and the race with a producer that has the old route:
+These are the steps of an expiry:
 
     1. read the node, fresh       its version is the one that may be removed
     2. ask the masters            none has the subject
-    3. read the groups, fresh     the same masters lead under the same epochs: nobody was asked who was deposed before
+    3. read the groups, fresh     the same masters lead under the same epochs, so no deposed master has answered
     4. remove by version          an operator's change since 1 makes the removal fail
-    5. ask the masters again      one that has the subject by now, or does not answer, gets the route back
+    5. ask the masters again      a group that has the subject by now, or does not answer, gets the route back
 
-A producer with the old route may send to its broker group at any time. The group makes the subject and acknowledges.
-Before 2, step 2 sees the subject. Between 2 and 5, step 5 sees it and gives the route back. After 5, or if this meta
-server stops between 4 and 5, no step sees it. A producer keeps its route for as long as no meta server reaches it, so
-no order of these steps helps. There is a second way to this: a route that one meta server removes, that is made again
-on another group with version 0, and that a second meta server removes, which read the first one.
+A producer with the old route may send to its broker group at any time. The group creates the subject and acknowledges.
+Before 2, step 2 sees the subject. Between 2 and 5, step 5 sees the subject and gives the route back. After 5, or if
+this meta server stops between 4 and 5, no step sees the subject. A producer keeps its route for as long as it reaches
+no meta server, so no order of these steps helps. Two meta servers can lose a route, too: one removes the route, a
+client has it created on another group with version 0, and the second meta server removes it, because it read the first
+route.
 
-So expiry does not stand alone. The *audit* reads the subjects of every broker group, a page at a time, for as long as a
-meta server lives. If a group holds a message of a subject and the route of the subject does not name the group, the
-audit adds the group to the route, or makes the route. So every acknowledged message has a route one round of the audit
-later, and consumers that wait for the subject are told. `fairway subject remove` relies on this, too.
+Therefore expiry needs the audit. For as long as a meta server runs, the audit reads the subjects of every broker group,
+a page at a time. If a group holds a message of a subject and the subject's route does not name the group, the audit
+adds the group to the route, or creates the route. So every acknowledged message has a route one round of the audit
+later, and consumers that wait for the subject learn of it. `fairway subject remove` relies on the audit, too.
 
-The audit reads a page before a removal by an operator, perhaps, and acts after it. So it asks for the subject again
-right before it acts. A route that comes back for nothing even then expires in its turn.
+The audit may read a page before an operator removes a subject, and act after that. So it asks for the subject again
+right before it acts. A route that comes back needlessly even then expires again later.
 
-One meta server does all this: the first by name of those that are registered. Two at once do no harm.
+One meta server does all this: the first by name of the registered ones. Two at once do no harm.
 """
 
 from __future__ import annotations
@@ -45,58 +46,58 @@ from itertools import islice
 
 from fairway import limits
 from fairway.errors import FairwayError, RemoteProtocolError
-from fairway.meta.governing import ClusterAdmin
-from fairway.meta.masters import Masters
-from fairway.meta.picture import ClusterState, Key
-from fairway.meta.routing import BROKER, GroupView, base_of
-from fairway.protocol.admin import SubjectDescription
+from fairway.meta.admin import ClusterAdmin
+from fairway.meta.cluster_state import ClusterState, Key
+from fairway.meta.decommission_check import Masters
+from fairway.meta.route_table import BROKER, GroupView, base_of
+from fairway.protocol.admin_messages import SubjectDescription
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
 from fairway.registry.port import Registry
-from fairway.world.clock import Clock
+from fairway.runtime.clock import Clock
 
 _ROUND_S = 1.0
 _MS_NS = 1_000_000
 
-_Holders = dict[str, dict[str, SubjectDescription] | None]  # by group: the subjects that it has; None: it does not say
+_Holders = dict[str, dict[str, SubjectDescription] | None]  # by group: the subjects that it has; None: no answer
 
 
 class UnusedRoutes:
-    """Finds routes that were made on first use and never used, and removes them."""
+    """Finds routes that were created on first use and never used, and removes them."""
 
     def __init__(
         self,
         registry: Registry,
-        picture: ClusterState,
-        governor: ClusterAdmin,
+        cluster_state: ClusterState,
+        admin: ClusterAdmin,
         masters: Masters,
         clock: Clock,
         is_awaited: Callable[[str], bool],
     ) -> None:
         self.expired = 0
         self._registry = registry
-        self._picture = picture
-        self._governor = governor
+        self._cluster_state = cluster_state
+        self._admin = admin
         self._masters = masters
         self._clock = clock
         self._is_awaited = is_awaited
         self._since_ns: OrderedDict[str, int] = OrderedDict()  # by subject: unchanged since then; the oldest first
 
     def note(self, keys: Sequence[Key]) -> None:
-        """These have changed."""
+        """Note changed subjects."""
         for kind, name in keys:
             if kind == "subject":
-                record = self._picture.subjects.get(name)
+                record = self._cluster_state.subjects.get(name)
                 self._since_ns.pop(name, None)
                 if record is not None and record.is_on_first_use:
                     self._since_ns[name] = self._clock.monotonic_ns()
 
     def note_used(self, subject: str) -> None:
-        """A broker group holds messages of it: it is not looked at again, unless its route changes."""
+        """A broker group holds messages of the subject: do not check it again unless its route changes."""
         self._since_ns.pop(subject, None)
 
     async def look(self) -> None:
-        """Look at the next few routes that are old enough."""
+        """Check the next few routes that are old enough."""
         names = [name for name in self._due() if not self._is_awaited(name)]
         routes = {name: node for name in names if (node := await self._read(name)) is not None}
         if not routes:
@@ -104,7 +105,7 @@ class UnusedRoutes:
         records = {name: record for name, (record, _) in routes.items()}
         holders = await self._holders(records)
         for name, (record, version) in routes.items():
-            if _is_held(name, record, holders) is False and await self._governor.expire(name, version):
+            if _is_held(name, record, holders) is False and await self._admin.expire(name, version):
                 self.expired += 1
             else:
                 del records[name]
@@ -113,7 +114,7 @@ class UnusedRoutes:
         await self._look_again(records)
 
     def _due(self) -> list[str]:
-        """Those that are old enough. They are due again after another hour."""
+        """The routes that are old enough. They are due again after another hour."""
         now_ns = self._clock.monotonic_ns()
         oldest = islice(self._since_ns.items(), limits.ROUTES_EXPIRED_AT_ONCE)
         due = [name for name, since_ns in oldest if now_ns - since_ns >= limits.SUBJECT_UNUSED_MS * _MS_NS]
@@ -123,7 +124,7 @@ class UnusedRoutes:
         return due
 
     async def _read(self, subject: str) -> tuple[SubjectRecord, int] | None:
-        """The route and its version, if it may expire."""
+        """The route and its version, if the route may expire."""
         path = layout.subject_path(subject)
         node = await self._registry.get(path, fresh=True)
         if node is None or not node.value:
@@ -131,11 +132,11 @@ class UnusedRoutes:
         try:
             record = layout.unpack(SubjectRecord, path, node.value)
         except RemoteProtocolError:
-            return None  # the keeper remarks on it
+            return None  # `RegistryWatcher` remarks on it
         return (record, node.version) if record.is_on_first_use else None
 
     async def _holders(self, records: dict[str, SubjectRecord]) -> _Holders:
-        """What the groups that these routes name say of the subjects."""
+        """What the groups of these routes say about the subjects."""
         asked: dict[str, list[str]] = {}
         for name, record in records.items():
             for group in _groups_of(record):
@@ -143,7 +144,7 @@ class UnusedRoutes:
         return {group: await self._ask(group, names) for group, names in asked.items()}
 
     async def _ask(self, group: str, names: Sequence[str]) -> dict[str, SubjectDescription] | None:
-        view = self._picture.groups.get(group)
+        view = self._cluster_state.groups.get(group)
         if view is None or view.record is None:
             return None
         path = layout.group_path(group)
@@ -157,32 +158,32 @@ class UnusedRoutes:
         return found if now is not None and (now.master, now.epoch) == (was.master, was.epoch) else None
 
     async def _look_again(self, removed: dict[str, SubjectRecord]) -> None:
-        """Give those routes back whose subjects were made meanwhile, or of which nobody says that they were not."""
+        """Give routes back to subjects that were created meanwhile, or whose groups do not answer."""
         holders = await self._holders(removed)
         for name, record in removed.items():
             groups = [group for group in _groups_of(record) if _holds(name, holders[group]) is not False]
             if groups:
                 self.expired -= 1
-                with contextlib.suppress(FairwayError):  # the audit will see what was stored
-                    await self._governor.adopt(name, groups)
+                with contextlib.suppress(FairwayError):  # the audit will see stored messages
+                    await self._admin.adopt(name, groups)
 
 
 class RouteAudit:
-    """Gives a route to messages that have none."""
+    """Gives a route to messages without one."""
 
     def __init__(
-        self, picture: ClusterState, governor: ClusterAdmin, masters: Masters, note_used: Callable[[str], None]
+        self, cluster_state: ClusterState, admin: ClusterAdmin, masters: Masters, note_used: Callable[[str], None]
     ) -> None:
         self.repaired = 0
-        self._picture = picture
-        self._governor = governor
+        self._cluster_state = cluster_state
+        self._admin = admin
         self._masters = masters
         self._note_used = note_used
-        self._after: dict[str, str] = {}  # by group: the last subject of the page before
+        self._after: dict[str, str] = {}  # by group: the last subject of the previous page
 
     async def look(self) -> None:
-        """The next page of each broker group."""
-        views = [view for view in self._picture.groups.values() if _is_audited(view)]
+        """Audit the next page of each broker group."""
+        views = [view for view in self._cluster_state.groups.values() if _is_audited(view)]
         self._after = {view.name: self._after.get(view.name, "") for view in views}
         for view in views:
             with contextlib.suppress(FairwayError):  # the next round asks again
@@ -196,18 +197,18 @@ class RouteAudit:
             self._note_used(base_of(name))
         self._after[view.name] = page.next
         for name in lacking:
-            with contextlib.suppress(FairwayError):  # no room, or a name that nobody may make: the others go on
+            with contextlib.suppress(FairwayError):  # no room, or a name that is not allowed: go on with the others
                 again = await self._masters.subjects(view, [name])
-                if any(map(_is_stored, again.values())) and await self._governor.adopt(base_of(name), [view.name]):
+                if any(map(_is_stored, again.values())) and await self._admin.adopt(base_of(name), [view.name]):
                     self.repaired += 1
 
     def _is_lacking(self, subject: str, group: str) -> bool:
-        record = self._picture.subjects.get(subject)
+        record = self._cluster_state.subjects.get(subject)
         return record is None or group not in record.groups
 
 
 class RouteUpkeep:
-    """Runs both, on the meta server whose turn it is."""
+    """Runs expiry and audit, on the meta server whose turn it is."""
 
     def __init__(self, unused: UnusedRoutes, audit: RouteAudit, *, may_expire: bool, is_turn: Callable[[], bool]):
         self._unused = unused
@@ -232,7 +233,7 @@ class RouteUpkeep:
             if not self._is_turn():
                 continue
             rounds += 1
-            with contextlib.suppress(FairwayError):  # the registry or the room for subjects: the next round tries again
+            with contextlib.suppress(FairwayError):  # the registry, or room for subjects: the next round tries again
                 if self._may_expire:
                     await self._unused.look()
             if rounds * _ROUND_S * 1_000 >= limits.ROUTES_AUDITED_EVERY_MS:
@@ -249,7 +250,7 @@ def _holds(subject: str, held: dict[str, SubjectDescription] | None) -> bool | N
 
 
 def _is_held(subject: str, record: SubjectRecord, holders: _Holders) -> bool | None:
-    """Whether any group of its route has the subject; None: some group does not say."""
+    """Whether any group of the route has the subject; None: some group does not answer."""
     said = [_holds(subject, holders[group]) for group in _groups_of(record)]
     return None if None in said else any(said)
 
@@ -259,6 +260,6 @@ def _is_stored(state: SubjectDescription) -> bool:
 
 
 def _is_audited(view: GroupView) -> bool:
-    """A group that is closed is on its way out, and was asked what it owes."""
+    """Whether to audit a group. A closed group is being given up, and was asked already."""
     record = view.record
     return view.kind == BROKER and record is not None and not record.is_done and not record.is_closed

@@ -1,8 +1,11 @@
-"""The meta server: who lives, which broker group carries which subject, and the registry for those who have no other.
+"""Meta server: its port, its requests and its probes.
 
-The same protocol as a broker's, the same sessions and bounds. Any number of meta servers may stand before one ZooKeeper
-ensemble: each keeps a picture of its own, and what they change there is compare-and-set. Before an SQLite registry
-there is exactly one, and it serves that registry to the brokers, too (`registering`).
+A meta server speaks the same protocol as a broker, with the same sessions and bounds. Any number of meta servers may
+share one ZooKeeper ensemble: each keeps a cluster state of its own, and changes the registry by compare-and-set. With
+an SQLite registry there is exactly one meta server, which also serves that registry to the brokers
+(`RegistryRequestHandler`).
+
+`Presence` keeps the meta server's own node in the registry, which shows others its address.
 """
 
 from __future__ import annotations
@@ -13,39 +16,98 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import msgspec
+
 from fairway import limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused
-from fairway.lookup.opening import META_PORT
-from fairway.meta.desk import RouteRequestHandler, check
-from fairway.meta.founder import SubjectCreator
-from fairway.meta.governing import ClusterAdmin
-from fairway.meta.keeper import RegistryWatcher
-from fairway.meta.masters import Masters
-from fairway.meta.owing import MasterDecommissionCheck
-from fairway.meta.picture import ClusterState
-from fairway.meta.presence import MetaRecord, Presence
-from fairway.meta.registering import QUESTIONS, RegistryRequestHandler, SessionMaker
+from fairway.lookup.registries import META_PORT
+from fairway.meta.admin import ClusterAdmin
+from fairway.meta.cluster_state import ClusterState
+from fairway.meta.decommission_check import MasterDecommissionCheck, Masters
+from fairway.meta.registry_requests import QUESTIONS, RegistryRequestHandler, SessionMaker
+from fairway.meta.registry_watcher import RegistryWatcher
+from fairway.meta.route_requests import RouteRequestHandler, SubjectCreator, check
 from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
 from fairway.protocol import ConnectionOptions, RequestReceived
-from fairway.protocol.admin import BrokerState, Describe, Described
+from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.handshake import FEED
+from fairway.protocol.line import RetryDelays
 from fairway.protocol.messages import ControlMessage
-from fairway.protocol.routing import Govern, Governed, Register, Route, RouteChange
-from fairway.registry.port import Registry, RegistryError, SessionState
+from fairway.protocol.route_messages import Govern, Governed, Register, Route, RouteChange
+from fairway.registry import layout
+from fairway.registry.port import Exists, Missing, Registry, RegistryError, SessionState
+from fairway.runtime.clock import Clock
+from fairway.runtime.net import Net
+from fairway.runtime.rng import Rng
 from fairway.scheduling import Scheduler
-from fairway.serving.budget import Allowance
 from fairway.serving.creation_rate import CreationRate
-from fairway.serving.doors import Listeners, check_host
-from fairway.serving.exposition import CONTENT_TYPE, MetricsText
-from fairway.serving.hall import SessionManager, SessionManagerOptions
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
-from fairway.serving.memory import MemoryAccount, server_accounts, show
-from fairway.serving.meters import ServerCounters
+from fairway.serving.memory_budget import Allowance
+from fairway.serving.memory_plan import MemoryAccount, server_accounts, show
+from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
 from fairway.serving.requests import Requester, ServedRequest, admit
 from fairway.serving.session import ServerSession
-from fairway.world.clock import Clock
-from fairway.world.net import Net
-from fairway.world.rng import Rng
+from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
+
+_RETRY_FIRST_MS = 100
+_RETRY_MOST_MS = 5_000
+_NS = 1_000_000_000
+
+
+class MetaRecord(msgspec.Struct, frozen=True):
+    """The record of a meta server's node. The name of the node is the address."""
+
+    name: str  # program and version
+    started_ms: int = 0
+
+
+class Presence:
+    """Creates the meta server's node, again in every new session."""
+
+    def __init__(self, registry: Registry, rng: Rng, address: str, record: MetaRecord) -> None:
+        self._registry = registry
+        self._path = f"{layout.METAS}/{address}"
+        self._value = msgspec.json.encode(record)
+        self._backoff = RetryDelays(rng, first_ms=_RETRY_FIRST_MS, most_ms=_RETRY_MOST_MS)
+        self._is_due = asyncio.Event()
+        self._is_due.set()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-presence")
+
+    def session_is(self, state: SessionState) -> None:
+        if state is SessionState.OPEN:
+            self._is_due.set()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            if await self._appear():
+                self._backoff.reset()
+            else:
+                self._is_due.set()
+                await asyncio.sleep(self._backoff.next_ns() / _NS)
+
+    async def _appear(self) -> bool:
+        """Return whether the node exists and is this server's. A node from before a restart is removed first."""
+        try:
+            node = await self._registry.get(self._path, fresh=True)
+            if node is not None and node.owner == self._registry.session_id:
+                return True
+            if node is not None:
+                with contextlib.suppress(Missing):
+                    await self._registry.remove(self._path, node.version)
+            with contextlib.suppress(Exists):
+                await self._registry.create(self._path, self._value, is_ephemeral=True)
+                return True
+        except FairwayError:
+            return False
+        return False
+
 
 _DECISIONS_MAX = 64  # of operators, under way at once
 _NOT_META = Refused(
@@ -63,16 +125,16 @@ class MetaOptions:
 
     host: str = "127.0.0.1"
     port: int = META_PORT
-    allow_remote: bool = False  # there is no authentication yet: an address that others can reach must be meant
-    http_port: int | None = None  # for /metrics, /livez and /readyz; None: they are not served
-    advertise: str = ""  # HOST:PORT, as others reach it; empty: where it listens
+    allow_remote: bool = False  # there is no authentication: the operator must mean to let others connect
+    http_port: int | None = None  # for /metrics, /livez and /readyz; None: not served
+    advertise: str = ""  # HOST:PORT, as others reach the server; empty: where it listens
     create_subjects: bool = True  # on first use
     spread: int = 1  # broker groups of a new subject
-    waiting_bytes_max: int = 128 * limits.MIB  # of questions that are not answered yet
-    memory_bytes_max: int = 0  # of the process, which the other bounds are parts of; 0: nobody has said
-    registry_bytes_max: int = limits.REGISTRY_BYTES_MAX  # of nodes and sessions, where this server keeps the registry
+    waiting_bytes_max: int = 128 * limits.MIB  # of requests that are not answered yet
+    memory_bytes_max: int = 0  # bound of the process, which the other bounds are parts of; 0: unknown
+    registry_bytes_max: int = limits.REGISTRY_BYTES_MAX  # of nodes and sessions, if this server keeps the registry
     drain_ms_max: int = 2_000
-    hall: SessionManagerOptions = field(default_factory=SessionManagerOptions)
+    session_manager: SessionManagerOptions = field(default_factory=SessionManagerOptions)
 
     def __post_init__(self) -> None:
         check_host(self.host, allow_remote=self.allow_remote)
@@ -81,16 +143,18 @@ class MetaOptions:
 
     @property
     def connection(self) -> ConnectionOptions:
-        return self.hall.connection
+        return self.session_manager.connection
 
     def feeding(self) -> SessionManagerOptions:
-        """What concerns connections, with the features of a meta server."""
-        return replace(self.hall, connection=replace(self.connection, features=(*self.connection.features, FEED)))
+        """The options for connections, with the features of a meta server."""
+        return replace(
+            self.session_manager, connection=replace(self.connection, features=(*self.connection.features, FEED))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MetaWorld:
-    """The world as a meta server sees it. With `sessions`, the registry is ours alone and is served to others."""
+    """The world of a meta server. With `sessions`, this server alone has the registry, and serves it to clients."""
 
     clock: Clock
     net: Net
@@ -100,7 +164,8 @@ class MetaWorld:
 
 
 class MetaServer:
-    """One meta server on one loop. `await MetaServer.start(...)`, then `await server.stop()`, registry included."""
+    """One meta server on one loop. `await MetaServer.start(...)`, then `await server.stop()`, which closes the
+    registry, too."""
 
     def __init__(self, world: MetaWorld, options: MetaOptions, remark: Callable[[str], None]) -> None:
         self.clock = world.clock
@@ -109,31 +174,37 @@ class MetaServer:
         self._started_ms = world.clock.wall_ms()
         accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
-        self.hall = SessionManager(world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle)
-        self.picture = ClusterState()
+        self.session_manager = SessionManager(
+            world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle
+        )
+        self.cluster_state = ClusterState()
         self._world = world
         self._registry = world.registry
-        self.keeper = RegistryWatcher(world.registry, self.picture, world.rng, self._told, remark)
+        self.registry_watcher = RegistryWatcher(world.registry, self.cluster_state, world.rng, self._told, remark)
         masters = Masters(world.net, world.clock, world.rng)
-        self.governor = ClusterAdmin(
-            world.registry, self.picture, self._told, MasterDecommissionCheck(masters), options.spread
+        self.admin = ClusterAdmin(
+            world.registry, self.cluster_state, self._told, MasterDecommissionCheck(masters), options.spread
         )
         self.creation_rate = CreationRate(world.clock)
-        self._founder = SubjectCreator(self.governor, world.clock, self.creation_rate)
+        self._subject_creator = SubjectCreator(self.admin, world.clock, self.creation_rate)
         self.routes = RouteRequestHandler(
-            self.picture, self._founder, lambda: self.keeper.is_old, self.waiting, policy=options.create_subjects
+            self.cluster_state,
+            self._subject_creator,
+            lambda: self.registry_watcher.is_old,
+            self.waiting,
+            policy=options.create_subjects,
         )
         self.unused_routes = UnusedRoutes(
-            world.registry, self.picture, self.governor, masters, world.clock, self.routes.is_awaited
+            world.registry, self.cluster_state, self.admin, masters, world.clock, self.routes.is_awaited
         )
-        self.audit = RouteAudit(self.picture, self.governor, masters, self.unused_routes.note_used)
+        self.audit = RouteAudit(self.cluster_state, self.admin, masters, self.unused_routes.note_used)
         self._upkeep = RouteUpkeep(
             self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
         )
         self.registers = RegistryRequestHandler(world.sessions, self._started_ms, options.registry_bytes_max)
-        self.hall.on_closed = self.registers.connection_closed
+        self.session_manager.on_closed = self.registers.connection_closed
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._doors = Listeners(world.net, self.hall, HttpListener(pages))
+        self._listeners = Listeners(world.net, self.session_manager, HttpListener(pages))
         self._presence: Presence | None = None
         self._decisions: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
@@ -142,14 +213,14 @@ class MetaServer:
     async def start(
         cls, world: MetaWorld, options: MetaOptions, remark: Callable[[str], None] = lambda _: None
     ) -> MetaServer:
-        """Read the registry, then listen. `remark` is told what people should know."""
+        """Read the registry, then listen. `remark` gets news for people."""
         server = cls(world, options, remark)
         world.registry.on_session = server._session_is
-        server.keeper.start()
+        server.registry_watcher.start()
         try:
-            await server.keeper.loaded()
+            await server.registry_watcher.loaded()
             await server.registers.start()
-            await server._doors.open(options.host, options.port, options.http_port)
+            await server._listeners.open(options.host, options.port, options.http_port)
         except BaseException:
             await server.stop()
             raise
@@ -160,15 +231,15 @@ class MetaServer:
 
     @property
     def port(self) -> int:
-        return self._doors.port
+        return self._listeners.port
 
     @property
     def http_port(self) -> int | None:
-        return self._doors.http_port
+        return self._listeners.http_port
 
     @property
     def address(self) -> str:
-        """As others reach it."""
+        """The address at which others reach the server."""
         host = f"[{self.options.host}]" if ":" in self.options.host else self.options.host
         return self.options.advertise or f"{host}:{self.port}"
 
@@ -177,18 +248,18 @@ class MetaServer:
         self.unused_routes.note(keys)
 
     def _keeps_routes(self) -> bool:
-        """Whether this meta server is the one that keeps routes in step with brokers."""
-        return not self.keeper.is_old and self.picture.metas[:1] == [self.address]
+        """Whether this meta server does the route upkeep."""
+        return not self.registry_watcher.is_old and self.cluster_state.metas[:1] == [self.address]
 
     def _session_is(self, state: SessionState) -> None:
-        self.keeper.session_is(state)
+        self.registry_watcher.session_is(state)
         if self._presence is not None:
             self._presence.session_is(state)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
-        """Take a request in; `Refused` and `Misuse` are answered by the session."""
+        """Take a request. The session answers `Refused` and `Misuse`."""
         message = received.message
         if isinstance(message, Route):
             check(message)
@@ -239,10 +310,10 @@ class MetaServer:
             request.refuse(Refused(Code.OTHER, str(error)))
 
     async def _governed(self, asked: Govern, connection: object) -> Governed:
-        is_new = asked.change is RouteChange.CREATE and asked.name not in self.picture.subjects
+        is_new = asked.change is RouteChange.CREATE and asked.name not in self.cluster_state.subjects
         if is_new:
             self.creation_rate.check(connection)
-        done = await self.governor.govern(asked)
+        done = await self.admin.govern(asked)
         if is_new and done.sentence:
             self.creation_rate.note(connection)
         return done
@@ -253,26 +324,26 @@ class MetaServer:
             0,
             0,
             is_master=False,
-            is_read_only=self.keeper.is_old,
+            is_read_only=self.registry_watcher.is_old,
             started_ms=self._started_ms,
-            connections=len(self.hall),
+            connections=len(self.session_manager),
             now_ms=self.clock.wall_ms(),
-            connections_max=self.options.hall.connections_max,
+            connections_max=self.options.session_manager.connections_max,
         )
 
     def accounts(self) -> list[MemoryAccount]:
-        """Everything that clients make this server hold."""
+        """The memory that clients can make this server use."""
         registers, bytes_max = self.registers, self.options.registry_bytes_max
-        found = server_accounts(self.options.memory_bytes_max, self.hall, self.waiting)
+        found = server_accounts(self.options.memory_bytes_max, self.session_manager, self.waiting)
         found.append(MemoryAccount("registry", bytes_max, lambda: registers.held_bytes))
         found.append(MemoryAccount("sessions", registers.memory.bytes_max, lambda: registers.memory.taken_bytes))
         return found
 
-    # --- what probes ask ---------------------------------------------------------------------------------------------
+    # --- probes ------------------------------------------------------------------------------------------------------
 
     def _metrics_page(self) -> HttpResponse:
         out = MetricsText()
-        out.one("connections", "gauge", "Connections open.", len(self.hall))
+        out.one("connections", "gauge", "Connections open.", len(self.session_manager))
         out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
         refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
         codes = [({"code": code}, count) for code, count in refusals]
@@ -280,15 +351,15 @@ class MetaServer:
         show(out, self.accounts())
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
-        out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.picture.subjects))
+        out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.cluster_state.subjects))
         expired, repaired = self.unused_routes.expired, self.audit.repaired
         out.one("meta_expired_subjects_total", "counter", "Routes of unused subjects removed.", expired)
         out.one("meta_repaired_routes_total", "counter", "Routes that lacked a group with messages.", repaired)
         refused = self.creation_rate.refused
         out.one("creations_refused_total", "counter", "Subjects not made: too many a second.", refused)
-        out.one("meta_version", "gauge", "Of the picture: changes seen so far.", self.picture.version)
-        out.one("meta_is_old", "gauge", "1: the registry cannot be reached.", int(self.keeper.is_old))
-        views = sorted(self.picture.groups.items())
+        out.one("meta_version", "gauge", "Of the picture: changes seen so far.", self.cluster_state.version)
+        out.one("meta_is_old", "gauge", "1: the registry cannot be reached.", int(self.registry_watcher.is_old))
+        views = sorted(self.cluster_state.groups.items())
         out.family(
             "meta_group_has_master", "gauge", "1: somebody leads the group.",
             [({"group": name, "kind": view.kind}, int(view.master is not None)) for name, view in views],
@@ -303,36 +374,39 @@ class MetaServer:
         return HttpResponse(200, "alive\n")
 
     def _ready_page(self) -> HttpResponse:
-        """Whether to send clients here: one that has read the registry answers them, even when that is away."""
-        if self._is_stopping or not self._doors.are_open:
+        """Whether to send clients here. A server that has read the registry answers them, even while the registry is
+        away."""
+        if self._is_stopping or not self._listeners.are_open:
             return HttpResponse(503, f"{'stopping' if self._is_stopping else 'starting'}\n")
         if self.waiting.is_exhausted:
             return EXHAUSTED
-        why = self.keeper.why_old()
+        why = self.registry_watcher.why_old()
         return HttpResponse(200, f"ready, but {why}\n" if why else "ready\n")
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def failed(self) -> None:
-        """Return when it cannot go on: then `stop` raises what happened."""
-        ways = [self.keeper.failed()] + ([] if self._world.sessions is None else [self._world.sessions.failed()])
+        """Return when the server cannot go on. Then `stop` raises the reason."""
+        ways = [self.registry_watcher.failed()] + (
+            [] if self._world.sessions is None else [self._world.sessions.failed()]
+        )
         ending = [asyncio.ensure_future(way) for way in ways]
         try:
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in ending:
                 each.cancel()
-        self.hall.cut_off()
+        self.session_manager.cut_off()
 
     async def stop(self) -> None:
-        """Answer what waits, say goodbye, let go of the registry."""
+        """Answer waiting requests, close all connections, release the registry."""
         self._is_stopping = True
-        self._doors.close()
-        self.hall.close("the meta server is stopping")
+        self._listeners.close()
+        self.session_manager.close("the meta server is stopping")
         if self._presence is not None:
             await self._presence.stop()
         await self._upkeep.stop()
-        await self._founder.stop()
+        await self._subject_creator.stop()
         await self.routes.stop()
         await self.registers.stop()
         for task in [*self._decisions]:
@@ -340,8 +414,8 @@ class MetaServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         try:
-            await self.keeper.stop()
+            await self.registry_watcher.stop()
         finally:
-            await self.hall.deserted(self.options.drain_ms_max)
-            self._doors.close_http()
+            await self.session_manager.deserted(self.options.drain_ms_max)
+            self._listeners.close_http()
             await self._registry.close()

@@ -1,34 +1,60 @@
-"""The wire, without a wire: bytes in, events out; no socket and no clock in this package.
+"""The Fairway protocol without I/O: bytes in, events out. No socket and no clock is read in this package.
 
-    frames      bytes ↔ frames: bounded before anything is allocated
-    messages    what is said: the conversation, producing, consuming      admin    what operators and Spark say
-    delaying    what is said about messages that are not due yet
-    codec       verbs ↔ message types, and their bytes
-    states      the states of a connection, as a table                    handshake, heartbeat    its decisions
-    connection  all of it together: what client and broker drive
-    line        a client's connection, lost and found again                session    what lives on it
-    producing   the producer's session: lane (sending again), filling, pending, breaker, backoff
+The wire, used by servers and clients:
 
-`docs/protocol.md` is the specification, for those who write a client in another language.
+    frames               bytes ↔ frames; every length is bounded before anything is allocated
+    messages             control messages of the connection, of producing and of consuming
+    admin_messages       control messages of operators, tools and Spark
+    delay_messages       control messages about delayed messages
+    route_messages       control messages to meta servers
+    replication_messages control messages between a replica and its master
+    codec                verbs ↔ message types, and their bytes
+    connection_states    the states of a connection, as a table, and its events
+    handshake            the decisions about version and features
+    connection           one connection: frames, states, handshake and heartbeat together
+
+The client, above the wire:
+
+    line                 one client's connection to one broker, reconnected for ever; sessions live on a line
+    producer_session     the producer: buffer, batches, and a window in flight
+    batch_builder        the batch that is being filled, and the checks of a message
+    producer_stream      the sealed batches of one subject, and the rules of resending
+    receipts             pending outcomes and receipts of sends
+    circuit_breaker      fails sends early while the broker fails again and again
+    spool_port           the port to the spool, and batches lent to another session
+    consumer_session     the consumer: join, pull, settle, renew the lease, leave
+    consumer_options     options, counters and events of a consumer
+    consumer_lease       until when a consumer's messages are certainly its own
+    delivery             pulled batches, and `Message`
+    prefetch_buffer      messages that wait for the program, and how many to pull ahead
+    lots                 the state of every message that a consumer holds
+    settlements          acks and other outcomes on their way to the broker
+
+A send travels so: `ProducerSession.add` fills a batch. The `Line` asks the session, the `Connection` writes a PRODUCE
+frame, and the server's `Connection` reports `RequestReceived`. The server calls `respond`, the client's `Line` brings
+the answer back, and the batch's `Pending` messages get their receipts.
+
+`docs/internals/protocol.md` is the specification, for authors of clients in other languages.
 """
 
 from fairway.protocol.connection import Connection
-from fairway.protocol.events import (
+from fairway.protocol.connection_states import (
     Closed,
     ConnectionEvent,
+    ConnectionState,
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
     RefusalSent,
     RequestReceived,
     ResponseReceived,
+    Role,
     Why,
 )
 from fairway.protocol.frames import Frame, FrameReader, FrameTooLarge
 from fairway.protocol.handshake import ConnectionOptions
 from fairway.protocol.messages import ControlMessage, Verb
-from fairway.protocol.states import ConnectionState, Role
-from fairway.world.buffers import Bytes
+from fairway.runtime.buffers import Bytes
 
 __all__ = [
     "Bytes",

@@ -1,8 +1,8 @@
-"""Which message goes with which verb, and how it becomes bytes: a literal table, and msgspec.
+"""The codec: which message goes with which verb (a literal table), and its bytes (msgspec).
 
-What comes from elsewhere is a message of the right type or a RemoteProtocolError. Unknown fields at the end are
-ignored, so an older side understands a newer one; whatever is missing, of another type, negative or not UTF-8 is
-refused. msgspec allocates in proportion to what it reads, never to what a length claims.
+Bytes from the peer become a message of the right type or a RemoteProtocolError. Unknown fields at the end are ignored,
+so an older side understands a newer one. A field that is missing, of another type, negative or not UTF-8 is refused.
+msgspec allocates in proportion to the bytes that it reads, never to a length that they claim.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError, StoredRange
-from fairway.protocol import admin, delaying, messages, replicating, routing, tracing
+from fairway.protocol import admin_messages, delay_messages, messages, replication_messages, route_messages
 from fairway.protocol.messages import ControlMessage, Verb
 
-# verb: (what is asked, what is answered unless refused)
+# verb: (request, answer unless refused)
 TABLE: Final[dict[Verb, tuple[type[ControlMessage], type[ControlMessage]]]] = {
     Verb.HELLO: (messages.Hello, messages.Welcome),
     Verb.PING: (messages.Ping, messages.Pong),
@@ -27,49 +27,49 @@ TABLE: Final[dict[Verb, tuple[type[ControlMessage], type[ControlMessage]]]] = {
     Verb.SETTLE: (messages.SettleAll, messages.Settled),
     Verb.HEARTBEAT: (messages.Heartbeat, messages.Renewed),
     Verb.LEAVE: (messages.Leave, messages.Done),
-    Verb.SEEK: (admin.Seek, admin.Sought),
-    Verb.SCAN: (admin.Scan, admin.Scanned),
-    Verb.DESCRIBE: (admin.Describe, admin.Described),
-    Verb.CONFIGURE: (admin.Configure, admin.Configured),
-    Verb.SWITCH: (admin.Switch, admin.Switched),
-    Verb.REDRIVE: (admin.Redrive, admin.Redriven),
-    Verb.WEIGH: (admin.Weigh, messages.Done),
-    Verb.CANCEL: (delaying.Cancel, delaying.Decided),
-    Verb.RESCHEDULE: (delaying.Reschedule, delaying.Decided),
-    Verb.PENDING: (delaying.PendingListed, delaying.PendingPage),
-    Verb.TALLY: (delaying.DelayTally, delaying.Tallied),
-    Verb.RETRACE: (tracing.Retrace, tracing.Retraced),
-    Verb.NAMES: (tracing.Names, tracing.Named),
-    Verb.INDEX: (tracing.Index, tracing.Indexed),
-    Verb.HISTORY: (delaying.History, delaying.HistoryPage),
-    Verb.ROUTE: (routing.Route, routing.Routed),
-    Verb.REGISTER: (routing.Register, routing.Registered),
-    Verb.FOLLOW: (replicating.Follow, replicating.Followed),
-    Verb.COMPARE: (replicating.Compare, replicating.Compared),
-    Verb.REPLICATE: (replicating.Replicate, replicating.Replicated),
-    Verb.MEND: (replicating.Mend, replicating.Mended),
-    Verb.GOVERN: (routing.Govern, routing.Governed),
-    Verb.GIVE: (replicating.Give, replicating.Given),
-    Verb.SNAPSHOT: (replicating.TakeSnapshot, replicating.Snapshot),
-    Verb.FETCH: (replicating.Fetch, replicating.Fetched),
-    Verb.RESEND: (delaying.Resend, delaying.Resent),
-    Verb.REMOVE_SUBJECT: (admin.RemoveSubject, admin.Removed),
-    Verb.REMOVE_GROUP: (admin.RemoveGroup, admin.Removed),
+    Verb.SEEK: (admin_messages.Seek, admin_messages.Sought),
+    Verb.SCAN: (admin_messages.Scan, admin_messages.Scanned),
+    Verb.DESCRIBE: (admin_messages.Describe, admin_messages.Described),
+    Verb.CONFIGURE: (admin_messages.Configure, admin_messages.Configured),
+    Verb.SWITCH: (admin_messages.Switch, admin_messages.Switched),
+    Verb.REDRIVE: (admin_messages.Redrive, admin_messages.Redriven),
+    Verb.WEIGH: (admin_messages.Weigh, messages.Done),
+    Verb.CANCEL: (delay_messages.Cancel, delay_messages.Decided),
+    Verb.RESCHEDULE: (delay_messages.Reschedule, delay_messages.Decided),
+    Verb.PENDING: (delay_messages.PendingListed, delay_messages.PendingPage),
+    Verb.TALLY: (delay_messages.DelayTally, delay_messages.Tallied),
+    Verb.RETRACE: (admin_messages.Retrace, admin_messages.Retraced),
+    Verb.NAMES: (admin_messages.Names, admin_messages.Named),
+    Verb.INDEX: (admin_messages.Index, admin_messages.Indexed),
+    Verb.HISTORY: (delay_messages.History, delay_messages.HistoryPage),
+    Verb.ROUTE: (route_messages.Route, route_messages.Routed),
+    Verb.REGISTER: (route_messages.Register, route_messages.Registered),
+    Verb.FOLLOW: (replication_messages.Follow, replication_messages.Followed),
+    Verb.COMPARE: (replication_messages.Compare, replication_messages.Compared),
+    Verb.REPLICATE: (replication_messages.Replicate, replication_messages.Replicated),
+    Verb.MEND: (replication_messages.Mend, replication_messages.Mended),
+    Verb.GOVERN: (route_messages.Govern, route_messages.Governed),
+    Verb.GIVE: (replication_messages.Give, replication_messages.Given),
+    Verb.SNAPSHOT: (replication_messages.TakeSnapshot, replication_messages.Snapshot),
+    Verb.FETCH: (replication_messages.Fetch, replication_messages.Fetched),
+    Verb.RESEND: (delay_messages.Resend, delay_messages.Resent),
+    Verb.REMOVE_SUBJECT: (admin_messages.RemoveSubject, admin_messages.Removed),
+    Verb.REMOVE_GROUP: (admin_messages.RemoveGroup, admin_messages.Removed),
 }
 
 REQUESTS: Final[dict[type[ControlMessage], Verb]] = {asked: verb for verb, (asked, _) in TABLE.items()}
 ANSWERS: Final[dict[int, type[ControlMessage]]] = {int(verb): answered for verb, (_, answered) in TABLE.items()}
 
-# How many batches go with a message; none where it is not listed.
+# The number of batches attached to a message; none if the message is not listed.
 _ATTACHED: Final[dict[type[ControlMessage], Callable[[Any], int]]] = {
     messages.Produce: lambda _: 1,
     messages.Pulled: lambda pulled: len(pulled.batches),
-    admin.Scanned: lambda scanned: len(scanned.batches),
-    delaying.PendingPage: lambda page: len(page.batches),
-    replicating.Replicated: lambda replicated: len(replicated.chunks),
-    replicating.Mended: lambda _: 1,
-    replicating.Give: lambda give: 0 if give.sentence else 1,
-    replicating.Fetched: lambda _: 1,
+    admin_messages.Scanned: lambda scanned: len(scanned.batches),
+    delay_messages.PendingPage: lambda page: len(page.batches),
+    replication_messages.Replicated: lambda replicated: len(replicated.chunks),
+    replication_messages.Mended: lambda _: 1,
+    replication_messages.Give: lambda give: 0 if give.sentence else 1,
+    replication_messages.Fetched: lambda _: 1,
 }
 
 Decode = Callable[[bytes], Any]
@@ -84,10 +84,10 @@ _DECODE_ANSWER: Final[dict[int, Decode]] = {
 _DECODE_REFUSAL: Final[Decode] = msgspec.msgpack.Decoder(messages.Refusal).decode
 _DECODE_GOODBYE: Final[Decode] = msgspec.msgpack.Decoder(messages.Goodbye).decode
 
-# ValueError: msgspec's own errors, and text that is not UTF-8. RecursionError: nesting in fields to be ignored.
+# ValueError: msgspec's own errors, and text that is not UTF-8. RecursionError: deep nesting in ignored fields.
 _UNREADABLE: Final = (ValueError, RecursionError)
 
-_STORED_MAX: Final = 64  # batches that a conflict names; where there are more, none of them is the one that was sent
+_STORED_MAX: Final = 64  # batches named in a conflict; with more, none of them can be the refused batch
 
 _CODES: Final = {code.value: code for code in Code}
 
@@ -105,7 +105,7 @@ def encode(message: ControlMessage) -> bytes:
 
 
 def decode_request(verb: int, control: bytes) -> ControlMessage:
-    """The request; the verb must be a known one."""
+    """Decode a request; the verb must be known."""
     try:
         request: ControlMessage = _DECODE_REQUEST[verb](control)
     except _UNREADABLE as error:
@@ -114,7 +114,7 @@ def decode_request(verb: int, control: bytes) -> ControlMessage:
 
 
 def decode_answer(verb: int, control: bytes) -> ControlMessage:
-    """The answer to a request of that verb."""
+    """Decode the answer to a request of that verb."""
     try:
         answer: ControlMessage = _DECODE_ANSWER[verb](control)
     except _UNREADABLE as error:
@@ -123,7 +123,7 @@ def decode_answer(verb: int, control: bytes) -> ControlMessage:
 
 
 def decode_refusal(verb: int, control: bytes) -> Refused:
-    """A refusal, as the exception that it stands for on this side."""
+    """Decode a refusal into the exception that it means on this side."""
     refusal: messages.Refusal = _decoded(_DECODE_REFUSAL, control, verb)
     stored = None
     if refusal.stored is not None:
@@ -148,12 +148,12 @@ def decode_goodbye(control: bytes) -> messages.Goodbye:
 
 
 def code_of(text: str) -> Code:
-    """A later version may refuse with codes that this one does not know: that is no reason to hang up."""
+    """The code, or OTHER: a later version may use codes that this one does not know, and the connection goes on."""
     return _CODES.get(text, Code.OTHER)
 
 
 def refusal_of(refused: Refused) -> messages.Refusal:
-    """What goes over the wire for a refusal."""
+    """The wire form of a refusal."""
     stored = None
     if refused.stored is not None and len(refused.stored) <= _STORED_MAX:
         stored = [messages.StoredPart(*each) for each in refused.stored]
@@ -161,14 +161,14 @@ def refusal_of(refused: Refused) -> messages.Refusal:
 
 
 def shortened(sentence: str) -> str:
-    """A sentence may quote what somebody else sent, or a file's name: it is bounded, and UTF-8 can say it."""
+    """Bound a sentence and make it valid UTF-8: it may quote input of a peer, or a file name."""
     if len(sentence) > limits.SENTENCE_CHARS_MAX:
         sentence = sentence[: limits.SENTENCE_CHARS_MAX - 1] + "…"
     return sentence.encode("utf-8", "replace").decode()
 
 
 def attachments_of(message: ControlMessage) -> int:
-    """How many batches go with this message."""
+    """The number of batches attached to this message."""
     count = _ATTACHED.get(type(message))
     return count(message) if count else 0
 

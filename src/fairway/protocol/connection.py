@@ -1,59 +1,115 @@
-"""One connection, from one side: bytes and time in, events and bytes out. `states` has the theory.
+"""One connection, from one side: bytes and time in, events and bytes out. `connection_states` holds the state table.
 
-    for event in connection.feed(data, now_ns):     what arrived
+    for event in connection.feed(data, now_ns):     the bytes that arrived
         ...
     connection.request(...), respond(...), refuse(...), drain(...)
     transport.writelines(connection.take())         after every call that may have written something
     if connection.closed is not None: transport.close()
 
-The other side's mistakes never raise here: a RemoteProtocolError becomes a last GOODBYE that names it, and `closed`.
-Our own caller's mistakes are `Misuse`. A refusal is an answer like any other: the connection goes on.
+A mistake of the peer never raises here. The connection writes a last GOODBYE that names the mistake and sets `closed`.
+A mistake of the caller raises `Misuse`. A refusal is an ordinary answer: the connection stays open.
 
-Requests are matched by correlation ids that the client counts up from 1; 0 marks what concerns the connection itself.
-A server refuses what exceeds `requests_max` as BUSY and what arrives while it drains as DRAINING, by itself.
+The client counts correlation ids up from 1, and answers carry the id of their request. Id 0 marks frames that concern
+the connection itself. A server refuses requests beyond `requests_max` as BUSY, and requests that arrive while the
+server drains as DRAINING. `Connection` refuses both itself.
+
+`HeartbeatTimer` decides whether the peer is alive. A side that receives nothing for an interval sends a PING. After
+three silent intervals the side closes the connection. Any byte that arrives counts as a sign of life, so a busy
+connection never pings. After a pause of the whole process (a suspended machine, a debugger) all deadlines have passed
+at once. The side still sends two PINGs and waits an interval after each, because bytes of the peer may lie unread in
+its own socket.
+
+A transport in memory reports the end of the other side at once, so its timer is off: the timer never asks and never
+gives up.
 """
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Sequence
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import codec, frames, handshake, states
-from fairway.protocol.events import (
+from fairway.protocol import codec, connection_states, frames, handshake
+from fairway.protocol.connection_states import (
     Closed,
     ConnectionEvent,
+    ConnectionState,
     HandshakeDone,
+    Move,
     PeerLeaving,
+    ReceivedKind,
     RefusalReceived,
     RefusalSent,
     RequestReceived,
     ResponseReceived,
+    Role,
     Why,
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
 from fairway.protocol.handshake import GREETING_VERSION, ConnectionOptions
-from fairway.protocol.heartbeat import NEVER_NS, Beat, HeartbeatTimer
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Verb
-from fairway.protocol.states import ConnectionState, Move, ReceivedKind, Role
-from fairway.world.buffers import Bytes, OnUnused
+from fairway.runtime.buffers import Bytes, OnUnused
+
+_NS_PER_MS = 1_000_000
+INTERVALS_MAX = 3  # missed in a row
+NEVER_NS = 1 << 63
+
+
+class Beat(enum.Enum):
+    """What the connection does now about a silent peer."""
+
+    NOTHING = "wait"
+    PING = "ask"
+    DEAD = "give up"
+
+
+class HeartbeatTimer:
+    """The heartbeat timer of one side of a connection."""
+
+    __slots__ = ("_asked", "_due_ns", "_is_on", "interval_ns")
+
+    def __init__(self, interval_ms: int, now_ns: int, *, is_on: bool = True) -> None:
+        self.interval_ns = interval_ms * _NS_PER_MS
+        self._is_on = is_on
+        self.heard(now_ns)
+
+    def heard(self, now_ns: int) -> None:
+        """Note a sign of life from the peer."""
+        self._asked = 0
+        self._due_ns = now_ns + self.interval_ns if self._is_on else NEVER_NS
+
+    @property
+    def due_ns(self) -> int:
+        """When `on_time` has something to do; `NEVER_NS` if the timer is off."""
+        return self._due_ns
+
+    def on_time(self, now_ns: int) -> Beat:
+        if now_ns < self._due_ns:
+            return Beat.NOTHING
+        if self._asked == INTERVALS_MAX - 1:
+            return Beat.DEAD
+        self._asked += 1
+        self._due_ns = now_ns + self.interval_ns
+        return Beat.PING
+
 
 _VERBS = {int(verb): verb for verb in Verb}
-_BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then some of the requests in flight are answered
+_BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then the server has answered some of the requests in flight
 
 
 class Connection:
-    """Used from one thread or loop. A client's HELLO is written by its construction."""
+    """One side of a connection, for one thread or loop. The constructor of a client's side writes the HELLO."""
 
     def __init__(
         self, role: Role, now_ns: int, options: ConnectionOptions | None = None, *, on_unused: OnUnused | None = None
     ) -> None:
-        """`on_unused`: what frees the buffer of a large frame, once nobody uses its attachments any more."""
+        """`on_unused` frees the buffer of a large frame as soon as nobody uses its attachments any more."""
         self.role = role
         self.options = options or ConnectionOptions()
         self.state = ConnectionState.GREETING
-        self._may_hear = states.MAY_HEAR[role, self.state]
+        self._may_hear = connection_states.MAY_HEAR[role, self.state]
         self.closed: Closed | None = None
         self.peer_frame_bytes_max = limits.HELLO_FRAME_BYTES_MAX
         self.requests_max = 0
@@ -64,8 +120,8 @@ class Connection:
         self._version = GREETING_VERSION
         self._in_flight: dict[int, int] = {}  # correlation id: verb
         self._correlation = 0  # the client's last
-        self._pings = 0  # asked and not yet answered
-        self._pings_heard = 0  # since `_pings_since_ns`
+        self._pings = 0  # PINGs sent and not yet answered
+        self._pings_heard = 0  # PINGs received since `_pings_since_ns`
         self._pings_since_ns = now_ns
         self._turned_away: Refused | None = None
         self._debris: list[Bytes] = []
@@ -91,23 +147,24 @@ class Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """What has arrived of a frame that is not yet complete, and what is unread: for the owner's memory budget."""
+        """Bytes of an incomplete frame and bytes not yet read. The owner counts them in its memory budget."""
         return self._reader.buffered_bytes
 
     @property
     def partial_frame_bytes(self) -> int:
-        """How long the frame is of which only a part has come, as its header says; 0: there is none."""
+        """The whole length of the incomplete frame, by its header; 0 if no frame is incomplete."""
         return self._reader.partial_frame_bytes
 
     @property
     def has_unread(self) -> bool:
-        """Whether `feed` has stopped at its bound: another call, with nothing, goes on."""
+        """Whether `feed` stopped at `frames_max`. Another call, with empty data, goes on."""
         return self._reader.has_unread
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def feed(self, data: Bytes, now_ns: int, *, frames_max: int = sys.maxsize) -> list[ConnectionEvent]:
-        """Take what arrived; what it means. After the end, nothing does. At most so many frames are read."""
+        """Take the bytes that arrived and return their events; nothing after the end. Reads at most `frames_max`
+        frames."""
         events: list[ConnectionEvent] = []
         if self.closed is not None:
             return events
@@ -125,27 +182,27 @@ class Connection:
                 if event is not None:
                     events.append(event)
         except RemoteProtocolError as error:
-            self.fail(error.with_traceback(None))  # whose frames would keep the other side's bytes alive
+            self.fail(error.with_traceback(None))  # the frames of the traceback would keep the peer's bytes alive
         return events
 
     def heard(self, now_ns: int) -> None:
-        """The other side is there. Said by `feed`, and by an owner who knows it without reading."""
-        if self.state is not ConnectionState.GREETING:  # the handshake has one deadline, however slowly it trickles in
+        """Note that the peer is alive. `feed` calls this, and so does an owner who knows without reading."""
+        if self.state is not ConnectionState.GREETING:  # the handshake has one deadline, even if its bytes trickle
             self._pulse.heard(now_ns)
 
     def take_debris(self) -> list[Bytes]:
-        """After the end: what had come of a frame, to be dropped when there is time."""
+        """Return, after the end, the pieces of an incomplete frame. The caller drops them when there is time."""
         debris, self._debris = self._debris, []
         return debris
 
     def next_deadline(self) -> int | None:
-        """When `on_time` is to be called, on the clock of `now_ns`; None: never again."""
+        """When the owner must call `on_time`, on the clock of `now_ns`; None: never again."""
         if self.closed is not None or self._pulse.due_ns == NEVER_NS:
             return None
         return self._pulse.due_ns
 
     def on_time(self, now_ns: int) -> None:
-        """Write the PING that is due, or give the other side up."""
+        """Write the PING that is due, or close the connection to a silent peer."""
         if self.closed is not None:
             return
         beat = self._pulse.on_time(now_ns)
@@ -168,12 +225,12 @@ class Connection:
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def take(self) -> list[Bytes]:
-        """What is to be written, in order; also after the end, for the last words."""
+        """Return the bytes to write, in order. After the end, `take` still returns the last frames."""
         out, self._out = self._out, []
         return out
 
     def request(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> int:
-        """Ask; the correlation id that the answer will carry. Look at `room` before."""
+        """Send a request and return its correlation id, which the answer will carry. Look at `room` first."""
         verb = codec.REQUESTS.get(type(message), Verb.GOODBYE)
         if self.role is not Role.CLIENT or verb < FIRST_REQUEST_VERB:
             raise Misuse(f"a {self.role.value} does not ask with a {type(message).__name__}")
@@ -188,7 +245,7 @@ class Connection:
         return correlation
 
     def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> bool:
-        """Answer; False if the connection has ended meanwhile and nobody is there to be told."""
+        """Answer a request; False if the connection has ended meanwhile."""
         if self.closed is not None:
             return False
         verb = self._asked(correlation)
@@ -199,7 +256,7 @@ class Connection:
         return True
 
     def refuse(self, correlation: int, refused: Refused) -> bool:
-        """Answer no, and keep the connection; False as for `respond`."""
+        """Refuse a request and keep the connection; False as for `respond`."""
         if self.closed is not None:
             return False
         self._refuse(self._asked(correlation), correlation, refused)
@@ -207,20 +264,22 @@ class Connection:
         return True
 
     def turn_away(self, refused: Refused) -> None:
-        """Server: the HELLO, when it comes, is answered with this refusal."""
+        """Server: answer the HELLO, when it arrives, with this refusal."""
         if self.role is not Role.SERVER or self.state is not ConnectionState.GREETING:
             raise Misuse("only a server can turn somebody away, and only before the handshake")
         self._turned_away = refused
 
     def drain(self, reason: str, *, retry_after_ms: int | None = None) -> None:
-        """Say goodbye: no new requests, what is in flight is answered, then the connection closes itself."""
+        """Send GOODBYE. Requests in flight are still answered, new ones are refused, then the connection closes
+        itself."""
         if self.state is ConnectionState.GREETING:
             self._end(Closed(Why.PARTED, codec.shortened(reason)))
         elif self.state is ConnectionState.OPEN:
             self._say_goodbye(reason, retry_after_ms)
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """The other side broke the rules: say so, and end. For what only the owner can see, such as a bad batch."""
+        """Close because the peer broke the protocol, and say so. For faults that only the owner sees, such as a bad
+        batch."""
         if self.closed is not None:
             return
         sentence = codec.shortened(str(error))
@@ -228,7 +287,7 @@ class Connection:
         self._end(Closed(Why.BROKEN, sentence, self._unanswered(), Code.PROTOCOL_ERROR, error=error))
 
     def dismiss(self, refused: Refused) -> None:
-        """End it for a reason of our own, such as a bound on memory; say why, and when to come back."""
+        """Close for a reason of this side, such as a bound on memory; tell the peer why, and when to come back."""
         if self.closed is not None:
             return
         sentence = codec.shortened(refused.sentence)
@@ -242,7 +301,7 @@ class Connection:
         if frame.verb >= FIRST_REQUEST_VERB:
             self._expect(ReceivedKind.ANSWER if is_answer else ReceivedKind.REQUEST)
             return self._on_answer(frame) if is_answer else self._on_request(frame)
-        heard = states.OWN.get((frame.verb, is_answer))
+        heard = connection_states.OWN.get((frame.verb, is_answer))
         if heard is None or frame.correlation or frame.attachments:
             raise RemoteProtocolError(
                 f"a frame of verb {frame.verb}, correlation id {frame.correlation} "
@@ -270,7 +329,7 @@ class Connection:
         return RequestReceived(correlation, _VERBS[verb], message, frame.attachments, len(frame.control))
 
     def _not_now(self) -> Refused:
-        """Why a sound request cannot be taken in."""
+        """Why this side cannot take a valid request now."""
         if self.state is not ConnectionState.OPEN:
             return Refused(Code.DRAINING, "this server is about to close")
         sentence = f"{self.requests_max} requests are in flight on this connection"
@@ -316,7 +375,7 @@ class Connection:
         return None
 
     def _count_ping(self, now_ns: int) -> None:
-        """Whoever asks all the time whether we are there keeps us from everybody else."""
+        """Bound the PINGs: a peer that pings without pause takes time from every other connection."""
         if now_ns - self._pings_since_ns > self._pulse.interval_ns:
             self._pings_since_ns, self._pings_heard = now_ns, 0
         self._pings_heard += 1
@@ -369,7 +428,7 @@ class Connection:
             self._part_if_settled()
 
     def _part_if_settled(self) -> None:
-        """The last answer is given: say goodbye where that is waited for, and close where both have said it."""
+        """After the last answer, say goodbye if the peer waits for that, and close if both sides have said goodbye."""
         if self._in_flight:
             return
         if self.state is ConnectionState.ASKED:
@@ -395,11 +454,11 @@ class Connection:
         return tuple(self._in_flight)
 
     def _go(self, move: Move) -> None:
-        self.state = states.after(self.state, move)
-        self._may_hear = states.MAY_HEAR[self.role, self.state]
+        self.state = connection_states.after(self.state, move)
+        self._may_hear = connection_states.MAY_HEAR[self.role, self.state]
         if self.state is ConnectionState.CLOSED:
             self._debris = self._reader.let_go()
-            self._reader = FrameReader()  # and with it whatever had arrived
+            self._reader = FrameReader()  # drops whatever had arrived
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

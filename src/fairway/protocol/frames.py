@@ -6,15 +6,16 @@
     attachments batches, one after the other; each says its own size, so no directory can contradict them. Between
                 copies, stretches of a log in place of batches, each behind a header that says its size
 
-The control CRC is there for the sake of acks: a batch carries its own, and a bit that flips on the way must not settle
-somebody else's message (0.2 µs per frame, bench/protocol).
+The control CRC protects acks: a bit that flips on the way must not settle another message. Batches carry a CRC of their
+own. The CRC costs 0.2 µs per frame (bench/protocol).
 
-No length is trusted before it is bounded, and no memory is used on the word of a header. A frame that arrives in pieces
-is gathered as the pieces came, and joined when it is whole: a buffer that grows would be moved and moved again, a
+The reader bounds every length before it trusts the length, and allocates no memory on the word of a header. A frame
+that arrives in pieces is kept in pieces and joined when it is whole. A growing buffer would be moved again and again, a
 millisecond and more at a time (bench/hostile). Pieces of a large frame go into one buffer of its size, whose memory is
-used only as the pieces come (`world.buffers`). A frame that arrives whole is read where it lies. Small attachments are
-handed out as bytes, large ones as views of what arrived: `fairway.batch.check` takes both.
-`codec` gives the control message its type, `connection` gives the frame its place in a conversation.
+used only as the pieces come (`runtime.buffers`). A frame that arrives whole is read in place. Small attachments are
+handed out as bytes, large ones as views of the bytes that arrived; `fairway.batch.check` takes both.
+
+`codec` gives the control message its type, and `connection` gives the frame its place in the exchange.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fairway import limits
 from fairway.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from fairway.batch import checksum
 from fairway.errors import Misuse, RemoteProtocolError
-from fairway.world.buffers import Bytes, LazyBuffer, OnUnused
+from fairway.runtime.buffers import Bytes, LazyBuffer, OnUnused
 
 # length, verb, flags, version | correlation | control length || crc
 _COVERED: Final = struct.Struct("<IHBBQI")
@@ -38,9 +39,9 @@ _CRC: Final = struct.Struct("<I")
 COVERED_BYTES: Final = _COVERED.size
 PREFIX_BYTES: Final = _PREFIX.size
 
-# The low four flags must be understood, the high four may be ignored.
+# A reader must understand the low four flags, and may ignore the high four.
 RESPONSE: Final = 1  # the answer to the request with this correlation id
-REFUSED: Final = 2  # an answer that says no; the control message is a Refusal
+REFUSED: Final = 2  # an answer that refuses; the control message is a Refusal
 _MUST_KNOWN: Final = 0x0F
 _FLAGS_SOUND: Final = frozenset({0, RESPONSE, RESPONSE | REFUSED})
 
@@ -51,10 +52,10 @@ _STRETCH: Final = struct.Struct("<4s20xII")  # of a stretch: the same two, and t
 STRETCH_BYTES: Final = _STRETCH.size
 _ATTACHED_BYTES_MIN: Final = {_BATCH_MAGIC: BATCH_HEADER_BYTES, _STRETCH_MAGIC: STRETCH_BYTES}
 
-# 16 KiB: below it a copy costs less than a view that keeps a whole chunk of the connection's bytes alive.
+# Below 16 KiB a copy costs less than a view that keeps a whole chunk of the connection's bytes alive.
 VIEW_FROM_BYTES: Final = 16 * limits.KIB
 
-# Pieces smaller than this are gathered in blocks: each of its own would take more memory than what is in it.
+# Smaller pieces are gathered in blocks: a separate object for each would take more memory than its bytes.
 _PIECE_BYTES_MIN: Final = 16 * limits.KIB
 _BLOCK_BYTES_MAX: Final = 256 * limits.KIB
 
@@ -62,11 +63,11 @@ _PADDING: Final = tuple(bytes(length) for length in range(8))
 
 
 class FrameTooLarge(Misuse):
-    """More than the other side takes, or than a control message may have. Nothing was written."""
+    """The frame is larger than the peer takes, or its control message is too large. Nothing was written."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """One frame, whole and sound; the control message is not yet decoded."""
+    """One complete and sound frame; the control message is not decoded yet."""
 
     verb: int
     flags: int
@@ -85,7 +86,7 @@ def write(
     *,
     bytes_max: int = limits.FRAME_BYTES_MAX,
 ) -> list[Bytes]:
-    """The parts of a frame, for `writelines`: attachments are passed on as they are."""
+    """The parts of a frame, for `writelines`; attachments are passed on as they are."""
     length = len(control)
     padding = -length & 7
     size = PREFIX_BYTES + length + padding
@@ -108,10 +109,10 @@ def _cannot_be_written(control_bytes: int, size: int, bytes_max: int) -> Misuse:
 
 
 class FrameReader:
-    """Bytes in, frames out. After a RemoteProtocolError it is of no more use: where the next frame begins is unknown.
+    """Bytes in, frames out. Useless after a RemoteProtocolError, because the start of the next frame is unknown.
 
-    `version` and `frame_bytes_max` are what the conversation has agreed on; `connection` sets them after the handshake.
-    Frames of `buffer_from_bytes` and more are gathered in a buffer; `on_unused` frees it when nobody uses it any more.
+    `connection` sets `version` and `frame_bytes_max` after the handshake. Frames of `buffer_from_bytes` and more are
+    gathered in a buffer; `on_unused` frees the buffer when nobody uses it any more.
     """
 
     __slots__ = (
@@ -133,19 +134,19 @@ class FrameReader:
         self._on_unused = on_unused
         self._chunk: Bytes = b""
         self._at = 0
-        self._partial: list[Bytes] = []  # the beginning of a frame whose end has not come
+        self._partial: list[Bytes] = []  # the pieces of an incomplete frame
         self._buffer: LazyBuffer | None = None  # in place of `_partial`, for a large frame
         self._gathered = 0  # bytes in `_partial`, or in the buffer
-        self._wanted = 0  # bytes that it must have before anything more can be said
+        self._wanted = 0  # bytes that must be there before the next parse
 
     @property
     def buffered_bytes(self) -> int:
-        """What has arrived and is not yet part of a frame."""
+        """The bytes that have arrived and are not yet part of a frame."""
         return len(self._chunk) - self._at + self._gathered
 
     @property
     def partial_frame_bytes(self) -> int:
-        """How long the frame is of which only the beginning has come; a whole header says so, and 0 means none has."""
+        """The length of the incomplete frame, by its header; 0 if no header is complete."""
         return self._wanted if self._gathered and self._wanted > PREFIX_BYTES else 0
 
     @property
@@ -154,8 +155,8 @@ class FrameReader:
         return self._at < len(self._chunk)
 
     def feed(self, data: Bytes) -> None:
-        """Take what arrived, and do not change it any more. Read `frames()` to the end before the next call: what is
-        left is copied."""
+        """Take the bytes that arrived; the caller must not change them any more. Read `frames()` to the end before the
+        next call, because the rest is copied."""
         if not data:
             return
         rest = len(self._chunk) - self._at
@@ -163,19 +164,19 @@ class FrameReader:
         self._at = 0
 
     def let_go(self) -> list[Bytes]:
-        """The pieces of a frame whose end will not come. Megabytes are not freed in a moment: whoever has no time now
-        drops them one by one. A buffer is none of them: `on_unused` is told of it."""
+        """Give up the pieces of an incomplete frame. Freeing megabytes takes time, so a busy caller drops them one by
+        one. A buffer is not among them: `on_unused` reports it."""
         pieces, self._partial, self._gathered, self._wanted = self._partial, [], 0, 0
         self._buffer = None
         return pieces
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame that is complete; RemoteProtocolError at the first byte that cannot belong to one."""
+        """Every complete frame; RemoteProtocolError at the first byte that cannot belong to a frame."""
         while (frame := self.next_frame()) is not None:
             yield frame
 
     def next_frame(self) -> Frame | None:
-        """The next frame, or None until more has arrived."""
+        """The next frame, or None until more bytes arrive."""
         if self._gathered:
             return self._finish()
         found = self._parse(self._chunk, self._at)
@@ -185,24 +186,24 @@ class FrameReader:
         return found
 
     def _set_aside(self, wanted: int) -> None:
-        """Begin to gather a frame of which only the beginning is here."""
+        """Begin to gather an incomplete frame."""
         self._want(wanted)
         self._gather()
 
     def _want(self, size: int) -> None:
-        """Gather until there are so many bytes; a large frame in a buffer, if the process has room for one."""
+        """Gather until `size` bytes are there; a large frame in a buffer, if the process has room for one."""
         self._wanted = size
         if size < self._buffer_from_bytes or size <= PREFIX_BYTES:
             return
         try:
             buffer = LazyBuffer(size, self._on_unused)
-        except OSError:  # a bound on the process's addresses
+        except OSError:  # a bound on the process's address space
             return
         buffer[: self._gathered] = b"".join(self._partial)
         self._buffer, self._partial = buffer, []
 
     def _finish(self) -> Frame | None:
-        """Go on gathering; each byte is copied once or twice, whatever the size of the pieces."""
+        """Go on gathering. Each byte is copied once or twice, whatever the size of the pieces."""
         while self._gather():
             at = self._at
             found = self._parse(self._joined(), 0)
@@ -214,7 +215,7 @@ class FrameReader:
         return None
 
     def _gather(self) -> bool:
-        """Move what is missing from the chunk; whether all of it was there."""
+        """Move missing bytes from the chunk; returns whether all of them were there."""
         at, missing = self._at, self._wanted - self._gathered
         size = min(missing, len(self._chunk) - at)
         if size:
@@ -226,7 +227,7 @@ class FrameReader:
         return size == missing
 
     def _keep(self, at: int, size: int) -> None:
-        """A piece of the chunk: the chunk itself where nothing else is in it and no buffer waits for it."""
+        """Keep a piece of the chunk: the chunk itself if the piece is all of it and no buffer waits."""
         chunk, partial = self._chunk, self._partial
         if self._buffer is not None:
             self._buffer[self._gathered : self._gathered + size] = memoryview(chunk)[at : at + size]
@@ -238,7 +239,7 @@ class FrameReader:
             partial.append(bytearray(memoryview(chunk)[at : at + size]))
 
     def _joined(self) -> Bytes:
-        """What was gathered, in one piece that nobody changes."""
+        """The gathered bytes in one piece that nobody changes."""
         if self._buffer is not None:
             return memoryview(self._buffer)
         partial = self._partial
@@ -247,7 +248,7 @@ class FrameReader:
         return partial[0]
 
     def _parse(self, data: Bytes, at: int) -> Frame | int:
-        """The frame at `at`, or how many bytes it takes to say more. Everything is checked before it is used."""
+        """The frame at `at`, or the number of bytes that the next parse needs. Every field is checked before use."""
         left = len(data) - at
         if left < PREFIX_BYTES:
             return PREFIX_BYTES
@@ -276,7 +277,7 @@ class FrameReader:
         return Frame(verb, flags, correlation, padded[:control_bytes], attachments)
 
     def _complaint(self, size: int, verb: int, flags: int, version: int, control_bytes: int) -> str:
-        """What is wrong with a header, in words."""
+        """The fault of a header, in words."""
         if size > self.frame_bytes_max:
             return f"frame of {size} bytes: at most {self.frame_bytes_max} are allowed here"
         if size & 7 or size < PREFIX_BYTES:
@@ -298,7 +299,7 @@ def stretch(data: Bytes) -> bytes:
 
 
 def stretched(attachment: Bytes) -> bytes:
-    """The bytes of a log that were attached."""
+    """The bytes of a log from an attachment."""
     magic, size, length = _STRETCH.unpack_from(attachment) if len(attachment) >= STRETCH_BYTES else (b"", 0, 0)
     if magic != _STRETCH_MAGIC or size != len(attachment) or length > size - STRETCH_BYTES:
         raise RemoteProtocolError("attachment that is not a stretch of a log")
@@ -306,7 +307,7 @@ def stretched(attachment: Bytes) -> bytes:
 
 
 def _split(data: Bytes, at: int, end: int) -> tuple[Bytes, ...]:
-    """The batches between `at` and `end`; they fill it exactly."""
+    """The batches between `at` and `end`, which they fill exactly."""
     attachments: list[Bytes] = []
     while at < end:
         if end - at < STRETCH_BYTES:

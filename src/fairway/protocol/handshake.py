@@ -1,7 +1,8 @@
-"""The handshake: which version both sides speak, and with which features. Pure decisions; `connection` acts on them.
+"""The handshake: both sides agree on a version and on features. Pure decisions; `connection` acts on them.
 
-HELLO and its answer keep their frame layout for ever and carry version 0, so that any two versions can at least find
-out that they have none in common. The highest common version is chosen; a feature counts if both sides have it.
+HELLO and its answer keep their frame layout for ever and carry version 0. So any two versions can at least find out
+that they have no version in common. The server chooses the highest common version. A feature counts if both sides have
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol.events import HandshakeDone
+from fairway.protocol.connection_states import HandshakeDone
 from fairway.protocol.messages import Hello, Welcome
 
 VERSION_MIN: Final = 1
@@ -24,7 +25,7 @@ FEED: Final = "registry-feed"  # a feature: REGISTER has the act FEED
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """What one side brings to a connection. `heartbeat_ms` and `requests_max` are the server's to say."""
+    """The settings that one side brings to a connection. Only the server decides `heartbeat_ms` and `requests_max`."""
 
     name: str = "fairway"  # for people: name and version of the program
     version_min: int = VERSION_MIN
@@ -50,14 +51,14 @@ class ConnectionOptions:
 
 
 def hello(options: ConnectionOptions) -> Hello:
-    """What the client says first."""
+    """The client's HELLO."""
     return Hello(
         options.version_min, options.version_max, list(options.features), options.name, options.frame_bytes_max
     )
 
 
 def answer(said: Hello, options: ConnectionOptions) -> Welcome | Refused:
-    """What the server answers."""
+    """The server's answer to a HELLO."""
     version = min(said.version_max, options.version_max)
     if said.version_min > said.version_max:
         return Refused(Code.BAD_REQUEST, f"protocol versions {said.version_min} to {said.version_max} are no range")
@@ -76,7 +77,7 @@ def answer(said: Hello, options: ConnectionOptions) -> Welcome | Refused:
 
 
 def agreed_by_server(said: Hello, welcome: Welcome) -> HandshakeDone:
-    """What the server has agreed on by its answer."""
+    """The terms for the server, from its answer."""
     return HandshakeDone(
         welcome.version,
         tuple(welcome.features),
@@ -88,7 +89,7 @@ def agreed_by_server(said: Hello, welcome: Welcome) -> HandshakeDone:
 
 
 def agreed_by_client(welcome: Welcome, options: ConnectionOptions) -> HandshakeDone:
-    """What the client has agreed on; an answer that it did not offer is the server's mistake."""
+    """The terms for the client; a Welcome that the client did not offer is the server's protocol error."""
     if not options.version_min <= welcome.version <= options.version_max:
         raise RemoteProtocolError(
             f"the server chose protocol version {welcome.version}: "

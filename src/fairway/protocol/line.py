@@ -1,60 +1,142 @@
-"""A client's line to one broker: one connection at a time, lost and found again for ever.
+"""A client's line to one broker: one connection at a time, reconnected for ever, shared by sessions.
 
-Whoever owns the socket (a thread, a loop, a simulation) drives the line and does what it says:
+The owner of the socket (a thread, a loop, a simulation) drives the line:
 
     when `dial_due()` has come: connect           then `connected(now)`, or `unreachable(sentence, now)`
-    line.feed(data, now)                          what arrived
+    line.feed(data, now)                          the bytes that arrived
     transport.writelines(line.take(now))          after every call, after giving a session work, and at `next_deadline`
     if line.is_over(): close the transport        then `lost(sentence, now)`; also when the transport ends by itself
     for call in line.errands(): call()            callbacks of users, outside any lock
-    line.close(now)                               say goodbye; `is_closed` when all is said
+    line.close(now)                               say goodbye; `is_closed` when the connection has ended
 
-Where several copies of a broker have an address each, one of them leads and the others refuse as NOT_MASTER. After such
-a refusal the line waits a moment for the answers that are still on their way, ends the connection and dials again; the
-owner then begins with the next address, because `moves_on()`. Sessions ask the next one what the last one refused.
+Sessions (a producer, a consumer, a query of the command line) share the line through the `ClientSession` protocol. The
+line asks each session for its requests, writes them, and brings each outcome back. No session sees a socket, a byte of
+framing or a clock. Every request gets exactly one outcome. `ConnectionLost` means that nobody knows whether the broker
+carried the request out.
 
-`session` says what lives on a line. The line has no lock of its own: it is called under its owner's, or from one loop.
-Time is an argument everywhere, on one monotonic clock in ns.
+`RetryDelays` computes the wait before the next attempt: twice as long each time, up to a bound, with random spread.
+
+Where each copy of a broker has an address of its own, one copy is the master and the others refuse as NOT_MASTER. After
+such a refusal the line waits a moment for the answers still on their way, ends the connection and dials again. The
+owner then begins with the next address, because `moves_on()` returns True. Sessions repeat there what the last copy
+refused.
+
+The line has no lock of its own: its owner calls it under a lock, or from one loop. Time is an argument everywhere, on
+one monotonic clock in ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol.backoff import NS_PER_MS, RetryDelays
 from fairway.protocol.connection import Connection
-from fairway.protocol.events import (
+from fairway.protocol.connection_states import (
     Closed,
     ConnectionEvent,
     HandshakeDone,
     PeerLeaving,
     RefusalReceived,
     ResponseReceived,
+    Role,
     Why,
 )
 from fairway.protocol.frames import FrameTooLarge
 from fairway.protocol.handshake import ConnectionOptions
-from fairway.protocol.session import Answer, Ask, ClientSession, ConnectionLost, RequestOutcome
-from fairway.protocol.states import Role
-from fairway.world.buffers import Bytes
-from fairway.world.rng import Rng
+from fairway.protocol.messages import ControlMessage
+from fairway.runtime.buffers import Bytes
+from fairway.runtime.rng import Rng
+
+
+@dataclass(slots=True, frozen=True)
+class Ask:
+    """A request that a session wants to make; `token` comes back with its outcome."""
+
+    message: ControlMessage
+    attachments: Sequence[Bytes] = ()
+    token: object = None
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """The broker's answer to a request."""
+
+    message: ControlMessage
+    attachments: Sequence[Bytes] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class ConnectionLost:
+    """The connection ended before an answer came: the broker may or may not have carried out the request."""
+
+    sentence: str
+
+
+RequestOutcome: TypeAlias = Answer | Refused | ConnectionLost
+
+
+class ClientSession(Protocol):
+    """A user of a line. Only the line calls these methods, in one thread at a time."""
+
+    def opened(self, now_ns: int) -> None:
+        """The connection is open, for the first time or again; the broker may have restarted meanwhile."""
+
+    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
+        """Requests to send now, at most `room`. The line calls this after every change and at every deadline."""
+
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        """Take the outcome of a request."""
+
+    def next_deadline(self) -> int | None:
+        """When the line must call `asks` even if nothing happens, on the monotonic clock in ns; None: never."""
+
+
+NS_PER_MS = 1_000_000
+
+
+class RetryDelays:
+    """The waits between attempts at one operation.
+
+    Half of a wait is fixed and half is random, so that a thousand clients that lost the same broker come back spread
+    out. A wait that the other side asked for is the minimum, and the random half comes on top.
+    """
+
+    __slots__ = ("_failures", "_first_ms", "_most_ms", "_rng")
+
+    def __init__(self, rng: Rng, *, first_ms: int, most_ms: int) -> None:
+        self._rng = rng
+        self._first_ms = first_ms
+        self._most_ms = most_ms
+        self._failures = 0
+
+    def next_ns(self, retry_after_ms: int | None = None) -> int:
+        """Return the wait after one more failure."""
+        wait_ms = min(self._first_ms << min(self._failures, 30), self._most_ms)
+        self._failures += 1
+        fixed_ms = wait_ms / 2 if retry_after_ms is None else retry_after_ms
+        return round((fixed_ms + self._rng.uniform() * wait_ms / 2) * NS_PER_MS)
+
+    def reset(self) -> None:
+        """Start over after a success."""
+        self._failures = 0
+
 
 Errand = Callable[[], None]
 
 NEVER_NS = 1 << 63
-STRAY_MS = 500  # for answers of one who does not lead: it refuses what it has read, which takes no time
-STRAY_WAIT_MS_MAX = 500  # between two who do not lead: somebody is about to
+STRAY_MS = 500  # wait for answers of a copy that is not master: it refuses whatever it has read, which takes no time
+STRAY_WAIT_MS_MAX = 500  # between attempts at copies that are not master: the next master is about to be elected
 
 
 @dataclass(frozen=True, slots=True)
 class ReconnectOptions:
-    """How a line behaves."""
+    """How a line reconnects and closes."""
 
     hello: ConnectionOptions = field(default_factory=ConnectionOptions)
-    backoff_first_ms: int = 50  # a broker that restarts is back within a second: be there soon
-    backoff_most_ms: int = 5_000  # one that was away for an hour is found within five seconds
+    backoff_first_ms: int = 50  # a broker that restarts is back within a second
+    backoff_most_ms: int = 5_000  # a broker that was away for an hour is found within five seconds
     drain_ms: int = 10_000  # how long `close` waits for answers
 
     def __post_init__(self) -> None:
@@ -65,7 +147,7 @@ class ReconnectOptions:
 
 
 class Line:
-    """One client's line to one broker. Sessions may come and go at any time."""
+    """A client's line to one broker. Sessions may come and go at any time."""
 
     def __init__(
         self,
@@ -76,29 +158,29 @@ class Line:
         on_trouble: Callable[[str, int], None] | None = None,
         on_open: Callable[[int], None] | None = None,
     ) -> None:
-        """`on_trouble` is told each time a connection cannot be had or is lost, `on_open` each time one is made,
-        handshake included: for a circuit breaker, or a log."""
+        """The line calls `on_trouble` each time a connection fails or is lost, and `on_open` after each handshake: for
+        a circuit breaker, or a log."""
         self.options = options or ReconnectOptions()
         self.is_closed = False
         self.connections = 0  # opened so far, handshake included
         self.trouble: str | None = None  # why there is no open connection; None while there is one, or none was tried
-        self.peer: HandshakeDone | None = None  # what was agreed on with the broker that was last talked to
+        self.peer: HandshakeDone | None = None  # the handshake with the last broker
         self._on_trouble = on_trouble
         self._on_open = on_open
         self._backoff = RetryDelays(rng, first_ms=self.options.backoff_first_ms, most_ms=self.options.backoff_most_ms)
         self._dial_at_ns: int | None = now_ns
         self._connection: Connection | None = None
         self._opened_ns: int | None = None
-        self._retry_after_ms: int | None = None  # as the broker said when it left
-        self._leave_at_ns: int | None = None  # closing: when patience ends
-        self._astray: Refused | None = None  # what was said by one who does not lead
-        self._stray_by_ns: int | None = None  # when the last of its answers is there, or no longer waited for
+        self._retry_after_ms: int | None = None  # as the broker asked when it left
+        self._leave_at_ns: int | None = None  # closing: when the wait for answers ends
+        self._astray: Refused | None = None  # the NOT_MASTER refusal of this connection
+        self._stray_by_ns: int | None = None  # when the wait for the last answers of that copy ends
         self._straying = RetryDelays(
             rng,
             first_ms=self.options.backoff_first_ms,
             most_ms=max(self.options.backoff_first_ms, min(self.options.backoff_most_ms, STRAY_WAIT_MS_MAX)),
         )
-        self._is_moved = False  # somebody knows better where to dial
+        self._is_moved = False  # `move` was called: dial again without a wait
         self._moves_on = False
         self._sessions: list[ClientSession] = []
         self._on_lost: dict[int, Callable[[], None]] = {}  # by the id of the session
@@ -108,8 +190,8 @@ class Line:
     # --- sessions ----------------------------------------------------------------------------------------------------
 
     def add(self, session: ClientSession, now_ns: int, on_lost: Callable[[], None] | None = None) -> None:
-        """A session begins; if the line is open it is told so at once. `on_lost` is called when a connection ends, also
-        where the session has asked nothing that could be lost with it."""
+        """Add a session; if the line is open the session gets `opened` at once. The line calls `on_lost` when a
+        connection ends, also if the session has no request in flight."""
         self._sessions.append(session)
         if on_lost is not None:
             self._on_lost[id(session)] = on_lost
@@ -117,47 +199,47 @@ class Line:
             session.opened(now_ns)
 
     def remove(self, session: ClientSession) -> None:
-        """A session ends. What it has asked is still answered by the broker, and nobody is told."""
+        """Remove a session. The broker still answers its requests, and the line drops the answers."""
         self._sessions = [each for each in self._sessions if each is not session]
         self._on_lost.pop(id(session), None)
         self._asked = {number: pair for number, pair in self._asked.items() if pair[0] is not session}
 
     @property
     def sessions(self) -> int:
-        """How many there are."""
+        """The number of sessions."""
         return len(self._sessions)
 
     def run_later(self, errand: Errand) -> None:
-        """Sessions: have this called by the owner, without its lock."""
+        """For sessions: have the owner call `errand` without its lock."""
         self._errands.append(errand)
 
     # --- what the owner asks -----------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be made now."""
+        """Whether sessions can send requests now."""
         return self._connection is not None and self._connection.is_open
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Those that both sides have; none while it is not open."""
+        """The features that both sides have; empty while the line is not open."""
         return self._connection.features if self._connection is not None and self._connection.is_open else ()
 
     def dial_due(self) -> int | None:
-        """When to connect; None: not now (it is connected), or never again (it is closed)."""
+        """When to connect; None: not now (connected), or never again (closed)."""
         return self._dial_at_ns
 
     def moves_on(self) -> bool:
-        """Whether to dial the next address first, because the last one does not lead. Said once."""
+        """Whether to dial the next address first, because the last copy is not master or did not speak. True once."""
         moves_on, self._moves_on = self._moves_on, False
         return moves_on
 
     def is_over(self) -> bool:
-        """The connection has ended: close the transport once everything taken is written, then call `lost`."""
+        """The connection has ended: write everything taken, close the transport, then call `lost`."""
         return self._connection is not None and self._connection.closed is not None
 
     def next_deadline(self) -> int | None:
-        """When `take` is to be called although nothing happens; None: never."""
+        """When the owner must call `take` although nothing happens; None: never."""
         dues = [due for session in self._sessions if (due := session.next_deadline()) is not None]
         if self._connection is not None and (due := self._connection.next_deadline()) is not None:
             dues.append(due)
@@ -168,14 +250,15 @@ class Line:
         return min(dues, default=None)
 
     def errands(self) -> list[Errand]:
-        """What is to be called without the owner's lock, in order: callbacks of users."""
+        """Take the callbacks of users, in order. The owner calls them without its lock."""
         errands, self._errands = self._errands, []
         return errands
 
     # --- the transport -----------------------------------------------------------------------------------------------
 
     def connected(self, now_ns: int) -> None:
-        """The transport is there: the handshake begins. If the line was closed meanwhile, it `is_over` at once."""
+        """The transport is connected: begin the handshake. If the line was closed meanwhile, `is_over` is True at
+        once."""
         if self._connection is not None:
             raise Misuse("a line has one connection at a time: report the end of the one before")
         self._dial_at_ns = None
@@ -184,11 +267,11 @@ class Line:
             self._connection.drain("the client leaves")
 
     def unreachable(self, sentence: str, now_ns: int) -> None:
-        """Nobody accepted."""
+        """Nobody accepted the connection."""
         self._part(sentence, now_ns)
 
     def feed(self, data: Bytes, now_ns: int) -> None:
-        """What arrived."""
+        """Take the bytes that arrived."""
         if self._connection is not None:
             for event in self._connection.feed(data, now_ns):
                 self._on_event(event, now_ns)
@@ -198,7 +281,7 @@ class Line:
             self._notice_end(now_ns)
 
     def take(self, now_ns: int) -> list[Bytes]:
-        """What is to be written now; does what is due first. Sessions are asked here and nowhere else."""
+        """Do what is due, ask the sessions, and return the bytes to write. Sessions are asked here and nowhere else."""
         connection = self._connection
         if connection is None:
             self._collect(None, now_ns)
@@ -211,7 +294,7 @@ class Line:
         return connection.take()
 
     def lost(self, sentence: str, now_ns: int) -> None:
-        """The transport is closed, by whomever."""
+        """The transport is closed, by either side."""
         if self._connection is None:
             return
         self._connection.lost()
@@ -219,12 +302,12 @@ class Line:
         closed = self._connection.closed
         self._connection = None
         said = closed.sentence if closed is not None and closed.why is not Why.LOST else sentence
-        if self._opened_ns is None:  # it accepted and never spoke: a proxy before nobody, a process that stands still
+        if self._opened_ns is None:  # accepted and silent: a proxy without a server behind it, or a stopped process
             self._moves_on = True
         self._part(said if self._astray is None else str(self._astray), now_ns)
 
     def move(self, now_ns: int) -> None:
-        """Somebody knows better where to dial: end the connection, if there is one, and dial again without a wait."""
+        """End the connection, if there is one, and dial again without a wait: the caller knows a better address."""
         if self._leave_at_ns is not None:
             return
         self._is_moved = True
@@ -235,7 +318,7 @@ class Line:
             self._dial_at_ns = now_ns
 
     def close(self, now_ns: int, *, patience_ms: int | None = None) -> None:
-        """Ask for nothing more, wait for the answers on the way (for `drain_ms`, unless told), say goodbye."""
+        """Send no more requests, wait up to `patience_ms` (None: `drain_ms`) for answers in flight, and say goodbye."""
         if self._leave_at_ns is not None:
             return
         self._leave_at_ns = now_ns + (self.options.drain_ms if patience_ms is None else patience_ms) * NS_PER_MS
@@ -249,7 +332,7 @@ class Line:
     # --- within ------------------------------------------------------------------------------------------------------
 
     def _collect(self, connection: Connection | None, now_ns: int) -> None:
-        """Ask every session; who was first goes to the back, so that none eats all the room."""
+        """Ask every session; then the first goes to the back, so that no session takes all the room."""
         sessions = self._sessions
         for session in tuple(sessions):
             room = connection.room if connection is not None else 0
@@ -272,7 +355,7 @@ class Line:
 
     def _on_event(self, event: ConnectionEvent, now_ns: int) -> None:
         if isinstance(event, ResponseReceived):
-            self._backoff.reset()  # not by a handshake alone: a broker that dies of our first request is not yet well
+            self._backoff.reset()  # not after a handshake alone: the first request may kill a sick broker
             self._straying.reset()
             self._answer(event.correlation, Answer(event.message, event.attachments), now_ns)
         elif isinstance(event, RefusalReceived):
@@ -293,12 +376,12 @@ class Line:
 
     def _answer(self, correlation: int, outcome: RequestOutcome, now_ns: int) -> None:
         asked = self._asked.pop(correlation, None)
-        if asked is not None:  # else its session has gone
+        if asked is not None:  # otherwise its session has been removed
             session, ask = asked
             session.answered(ask.token, outcome, now_ns)
 
     def _notice_end(self, now_ns: int) -> None:
-        """If the connection has ended: what was in flight will never be answered."""
+        """If the connection has ended, report every request in flight as lost."""
         closed = self._connection.closed if self._connection is not None else None
         if closed is None:
             return
@@ -310,13 +393,13 @@ class Line:
             tell()
 
     def _part(self, sentence: str, now_ns: int) -> None:
-        """There is no connection: when to try again."""
+        """There is no connection: decide when to dial again."""
         if self._leave_at_ns is not None:
             self.is_closed = True
             return
         self.trouble = sentence
         if self._opened_ns is not None and now_ns - self._opened_ns > self.options.backoff_most_ms * NS_PER_MS:
-            self._backoff.reset()  # it held for a while, even if nothing was asked
+            self._backoff.reset()  # the connection held for a while, even if no session sent a request
         self._opened_ns = None
         self._dial_at_ns = now_ns + self._wait_ns()
         self._retry_after_ms = self._astray = self._stray_by_ns = None
@@ -325,7 +408,8 @@ class Line:
             self._on_trouble(sentence, now_ns)
 
     def _wait_ns(self) -> int:
-        """Until the next attempt. Who does not lead is no reason to wait long: another one will."""
+        """The wait until the next attempt. A copy that is not master is no reason to wait long: another copy will
+        be."""
         if self._is_moved:
             return 0
         if self._astray is None:

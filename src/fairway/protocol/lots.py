@@ -1,19 +1,21 @@
-"""What a consumer holds: lots, each with one byte of state per message.
+"""The lots that a consumer holds, each with one byte of state per message.
 
     WAITING ──► OPEN ──► ACK, RETRY, REJECT, RELEASE ──► SENT ──► DONE
-    arrived     with the user     said, not yet sent      in a request    the broker has answered
+    buffered    with the user     settled, not yet sent   in a request    confirmed by the broker
 
-A user's thread sets a byte and, if the lot was clean, puts it into the ledger's queue; the line's thread clears the
-mark *before* it reads the bytes. So whatever is said is seen, by this look or by the next, and nobody needs a lock.
+The user's thread sets a byte and, if the lot was clean, marks the lot dirty and puts it into the `dirty` queue of the
+`SettlementQueue`. The line's thread clears the mark *before* it reads the bytes. So this look or the next sees every
+outcome, and no thread needs a lock.
 
-A message can come a second time while the first is still held: the broker lost its memory of a handout in a crash, or
-the lease ended and nobody else took the message. The user must not get it twice, but its outcome has to be sent under
-the name of the later lot, the only one that the broker knows. The earlier lot then has an *heir* for these messages.
+A message can arrive a second time while the user still holds the first copy. Either the broker lost its memory of a
+handout in a crash, or the lease ended and no other consumer took the message. The user must not get the message twice.
+The outcome must carry the name of the later lot, because the broker knows only that name. So the earlier lot gets an
+*heir* for such messages: the later lot.
 
-And one comes again rightly, before the broker has confirmed what was said: because it was released or retried, or
-because somebody moved the cursor back over an ack. If a crash then takes both, what was said and the second handout,
-the broker knows the message by its earlier name alone. So after such a loss the outcome goes out under both names, as
-an *echo*: one of them is the right one, and the other does no harm.
+A message also arrives again rightly before the broker has confirmed its outcome: the user released or retried it, or an
+operator moved the cursor back over an ack. If a crash then destroys both the outcome and the second handout, the broker
+knows the message only by its earlier name. So after such a loss the outcome goes out under both names. The second
+report is an *echo*: one name is right, and the other does no harm.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from typing import Final, NamedTuple
 from fairway import limits
 from fairway.batch import MessageId
 from fairway.errors import FairwayError, Misuse, RemoteProtocolError
-from fairway.protocol.lease import Lease
+from fairway.protocol.consumer_lease import Lease
 from fairway.protocol.messages import SequenceRange, Settle, Settlement
 from fairway.protocol.messages import WireLot as LotMessage
-from fairway.world.clock import Clock
+from fairway.runtime.clock import Clock
 
-ABSENT: Final = 0  # not meant: another message of the same batch
+ABSENT: Final = 0  # not in the lot: another message of the same batch
 WAITING: Final = 1
 OPEN: Final = 2
 ACK: Final = 3
@@ -42,8 +44,8 @@ RELEASE: Final = 6
 SENT_ACK: Final = 7
 SENT: Final = 8  # another outcome than ACK
 DONE: Final = 9
-LINKED: Final = 10  # an earlier lot has it in its hands, and this one is its heir
-GONE: Final = 11  # the consumer ended before anybody said what became of it
+LINKED: Final = 10  # an earlier lot holds the message, and this lot is its heir
+GONE: Final = 11  # the consumer ended before the message had an outcome
 
 _KINDS: Final = {
     ACK: Settlement.ACK,
@@ -58,11 +60,11 @@ _SAID: Final = re.compile(b"[\x04\x05\x06]")
 
 
 class StaleSettlement(FairwayError):
-    """The consumer no longer held the message when its outcome reached the broker: it was not its to say."""
+    """The consumer no longer held the message when its outcome reached the broker, so the outcome did not count."""
 
 
 class SettlementNote(NamedTuple):
-    """What goes with a RETRY or a REJECT."""
+    """The delay and reason of a RETRY or a REJECT."""
 
     after_ms: int | None
     reason: str
@@ -72,11 +74,23 @@ Hook = Callable[[FairwayError | None], None]
 
 
 class SettlementQueue:
-    """What all lots of a consumer share: whose they are, and which of them have something to send."""
+    """State that all lots of a consumer share: its subject, group and lease, and the lots with outcomes to send."""
 
     __slots__ = (
-        "attempts_max", "broker_group", "clock", "dirty", "ended", "group", "is_called", "is_strict", "is_watched",
-        "lease", "on_change", "shelf", "stumbles", "subject",
+        "attempts_max",
+        "broker_group",
+        "clock",
+        "dirty",
+        "ended",
+        "group",
+        "is_called",
+        "is_strict",
+        "is_watched",
+        "lease",
+        "on_change",
+        "stumbles",
+        "subject",
+        "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -85,26 +99,27 @@ class SettlementQueue:
         self.subject = subject
         self.clock = clock
         self.lease = Lease()
-        self.broker_group = broker_group  # that they are from; empty where there is but one
+        self.broker_group = broker_group  # that stores the lots; empty outside a cluster
         self.group = group
         self.on_change = on_change
         self.dirty: deque[ConsumerLot] = deque()
-        self.is_called = False  # `on_change` was called, and nobody has looked since
-        self.ended: str = ""  # why nothing can be settled any more
-        self.shelf = UnackedLots()
-        self.is_strict = False  # what follows upon a message that failed must not be begun
-        self.stumbles = 0  # how often one has
+        self.is_called = False  # `on_change` was called, and `asks` was not called since
+        self.ended: str = ""  # why no message can be settled any more
+        self.unacked = UnackedLots()
+        self.is_strict = False  # strict order: messages behind a failed one must not begin
+        self.stumbles = 0  # how often a message failed in strict order
         self.attempts_max = 0  # of the group's configuration; 0: not known yet
-        self.is_watched = False  # somebody is told of dead letters
+        self.is_watched = False  # the consumer reports dead letters to a callback
 
     def stumble(self) -> None:
-        """In a group of strict order a message failed: nothing that is here goes before it. Called from any thread."""
+        """A message failed in a group of strict order: lapse every lot here, so that none of its messages begins before
+        the failed one. For any thread."""
         self.stumbles += 1
-        for lot in list(self.shelf):
+        for lot in list(self.unacked):
             lot.is_lapsed = not lot.is_final
 
     def call(self) -> None:
-        """Somebody must look. Called from any thread."""
+        """Ask for a call of `asks` soon. For any thread."""
         if not self.is_called:
             self.is_called = True
             if self.on_change is not None:
@@ -112,14 +127,14 @@ class SettlementQueue:
 
 
 class Heir(NamedTuple):
-    """The outcome of this message goes out under the name of `lot`, instead (heirs) or as well (echoes)."""
+    """The outcome of this message goes out under the name of `lot`, instead (`heirs`) or as well (`echoes`)."""
 
     sequence: int
     lot: ConsumerLot
 
 
 class ConsumerLot:
-    """Messages that were handed out under one name. Index i of the state is the message at `first + i`."""
+    """Messages that were handed out under one name. Index i of the state belongs to the message at `first + i`."""
 
     __slots__ = (
         "attempt",
@@ -136,17 +151,17 @@ class ConsumerLot:
         "is_lapsed",
         "is_unsure",
         "last_ids",
-        "ledger",
         "left",
         "notes",
         "number",
         "serial",
+        "settlements",
         "state",
     )
 
     def __init__(
         self,
-        ledger: SettlementQueue,
+        settlements: SettlementQueue,
         told: LotMessage,
         *,
         is_inbox: bool,
@@ -154,23 +169,23 @@ class ConsumerLot:
         serial: int = 0,
         number: int = 0,
     ) -> None:
-        self.ledger = ledger
+        self.settlements = settlements
         self.first = told.first
         self.attempt = told.attempt
         self.fence = told.fence
         self.is_inbox = is_inbox
-        self.is_final = is_final  # settled by being handed out: nothing is sent
+        self.is_final = is_final  # delivery settles the messages: nothing is sent
         self.is_lapsed = False
-        self.is_unsure = False  # the broker may have forgotten that we have it
+        self.is_unsure = False  # the broker may have forgotten the handout
         self.is_dirty = False
         self.serial = serial
-        self.number = number  # of the response that it came in
+        self.number = number  # of the response that brought the lot
         self.bytes_each = 0
         self.state = _state_of(told)
-        self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; the line's thread alone counts
+        self.left = len(self.state) - self.state.count(ABSENT)  # not DONE; only the line's thread counts
         self.notes: dict[int, SettlementNote] = {}
-        self.last_ids: dict[int, MessageId] = {}  # by index: of those that go to dead letter, where somebody is told
-        self.failed: set[int] = set()  # indices of those that were settled otherwise than by ACK
+        self.last_ids: dict[int, MessageId] = {}  # by index: ids of future dead letters, if the consumer reports them
+        self.failed: set[int] = set()  # indices of messages settled otherwise than by ACK
         self.heirs: list[Heir] = []
         self.echoes: list[Heir] = []
         self.hooks: dict[int, list[Hook]] = {}
@@ -182,11 +197,11 @@ class ConsumerLot:
     # --- any thread
 
     def touch(self) -> None:
-        """There is something to send."""
+        """Queue the lot: an outcome is waiting to be sent."""
         self.is_dirty = True
-        self.ledger.dirty.append(self)
-        if not self.ledger.is_called:
-            self.ledger.call()
+        self.settlements.dirty.append(self)
+        if not self.settlements.is_called:
+            self.settlements.call()
 
     def settle(self, sequence: int, code: int, note: SettlementNote | None) -> None:
         index = sequence - self.first
@@ -194,65 +209,66 @@ class ConsumerLot:
             raise self.complaint(sequence)
         if self.is_final and code in (RETRY, REJECT):
             raise Misuse(
-                f"group {self.ledger.group} is at most once: message {sequence} was settled by being handed out"
+                f"group {self.settlements.group} is at most once: message {sequence} was settled by being handed out"
             )
         if note is not None:
             self.notes[index] = note
         if code != ACK:
-            self.failed.add(index)  # before the byte: who sees that it is settled sees how
+            self.failed.add(index)  # before the byte: whoever sees the outcome also sees the failure
         self.state[index] = code
-        if self.ledger.is_strict and code != ACK and not self.is_lapsed:
-            self.ledger.stumble()
+        if self.settlements.is_strict and code != ACK and not self.is_lapsed:
+            self.settlements.stumble()
         if not self.is_dirty:
             self.touch()
 
     def is_last(self, code: int) -> bool:
-        """Whether a message with this outcome goes to dead letter, by the configuration that the consumer knows."""
-        return code == REJECT or (code == RETRY and 0 < self.ledger.attempts_max <= self.attempt)
+        """Whether this outcome makes a dead letter, by the configuration that the consumer knows."""
+        return code == REJECT or (code == RETRY and 0 < self.settlements.attempts_max <= self.attempt)
 
     def complaint(self, sequence: int) -> Misuse:
-        """Why this message cannot be settled now."""
+        """The error that says why this message cannot be settled now."""
         code = self.state[sequence - self.first]
-        name = f"message {sequence} of {self.ledger.subject}"
+        name = f"message {sequence} of {self.settlements.subject}"
         if code == GONE:
-            return Misuse(f"{name} cannot be settled any more: {self.ledger.ended}")
+            return Misuse(f"{name} cannot be settled any more: {self.settlements.ended}")
         return Misuse(f"{name} was {_WORDS.get(code, 'settled')} before: settle each message once")
 
     def has_lapsed(self, sequence: int) -> bool:
-        """Whether others may have the message by now."""
+        """Whether other consumers may have the message by now."""
         if self.heirs and (heir := self._heir_of(sequence)) is not None:
             return heir.has_lapsed(sequence)
-        return self.is_lapsed or self.is_over(self.ledger.clock.monotonic_ns())
+        return self.is_lapsed or self.is_over(self.settlements.clock.monotonic_ns())
 
     def may_begin(self, sequence: int) -> bool:
-        """Whether certainly nobody else has the message, though the broker may be another one by now."""
+        """Whether certainly no other consumer has the message, even if another copy of the broker leads by now."""
         return not (self.has_lapsed(sequence) or self.is_detached)
 
     @property
     def is_durable(self) -> bool:
-        """Whether no crash and no change of masters makes the broker forget that it was handed out."""
+        """Whether the handout survives every crash and every change of masters."""
         return self.is_final or self.fence > 0
 
     @property
     def is_detached(self) -> bool:
-        """Whether the broker may have forgotten the handout, and nobody can be asked now."""
-        return not (self.ledger.lease.is_attached or self.is_durable)
+        """Whether the broker may have forgotten the handout while there is no connection to ask."""
+        return not (self.settlements.lease.is_attached or self.is_durable)
 
     def is_over(self, now_ns: int) -> bool:
-        """Whether the lease may have run out, or another copy of the broker may lead that does not know of it."""
+        """Whether the lease may have run out, or another copy of the broker may lead that does not know of the
+        handout."""
         if self.is_final:
             return False
-        lease = self.ledger.lease
+        lease = self.settlements.lease
         return now_ns >= (lease.end_ns if self.fence else lease.sure_ns)
 
     # --- the line's thread
 
     def runs(self, code: int, first: int = 0, end: int = limits.LOT_MESSAGES_MAX) -> Iterator[tuple[int, int]]:
-        """Where the state is this, as (start, end) of indices."""
+        """The runs of messages in state `code`, as (start, end) of indices."""
         return (found.span() for found in _RUNS[code].finditer(bytes(self.state), first, end))
 
     def held_count(self) -> int:
-        """Messages whose outcome has not been sent; what is linked counts where it is linked to."""
+        """Messages whose outcome has not been sent. A LINKED message counts in the lot that holds it."""
         count = self.state.count
         return sum(count(code) for code in range(WAITING, RELEASE + 1))
 
@@ -260,7 +276,7 @@ class ConsumerLot:
         self.state[start:end] = _FILL[code][: end - start]
 
     def say(self, first: int, end: int, code: int) -> None:
-        """The consumer itself settles messages, by sequence."""
+        """Settle messages for the consumer itself, by sequence."""
         if code != ACK:
             self.failed.update(range(first - self.first, end - self.first))
         self.fill(first - self.first, end - self.first, code)
@@ -268,7 +284,7 @@ class ConsumerLot:
             self.touch()
 
     def gather(self) -> list[PendingSettlement]:
-        """What has been said and not been sent; it is SENT from now on. What has an heir goes over to it."""
+        """Take all outcomes that were not sent, and mark them SENT. Outcomes with an heir move to the heir."""
         self.is_dirty = False
         if self.echoes:
             self._echo()
@@ -297,7 +313,7 @@ class ConsumerLot:
         return [PendingSettlement(self, code, note, spans) for (code, note), spans in by_note.items()]
 
     def finish(self, start: int, end: int) -> int:
-        """These are DONE, as far as they are SENT; how many that is. Its hooks are the caller's affair."""
+        """Mark the SENT messages in a range DONE, and count them. The caller runs their hooks."""
         count = self.state.count(SENT_ACK, start, end) + self.state.count(SENT, start, end)
         if count == end - start:
             self.fill(start, end, DONE)
@@ -309,13 +325,13 @@ class ConsumerLot:
         return count
 
     def end_all(self) -> None:
-        """Nobody settles anything here any more."""
+        """Nobody can settle messages here any more: WAITING and OPEN become GONE."""
         for code in (WAITING, OPEN):
             for start, end in self.runs(code):
                 self.fill(start, end, GONE)
 
     def hooks_of(self, start: int, end: int) -> list[Hook]:
-        """Taken out: whoever waits for these messages."""
+        """Take out the hooks that wait for these messages."""
         if not self.hooks:
             return []
         return [hook for index in range(start, end) for hook in self.hooks.pop(index, ())]
@@ -323,7 +339,7 @@ class ConsumerLot:
     # --- heirs
 
     def inherit(self, older: ConsumerLot) -> None:
-        """Take over what the older lot still has of the same messages; here they are not to be handed out."""
+        """Take over unfinished messages of an older lot that are also here; they are not delivered from this lot."""
         for sequence in range(max(self.first, older.first), min(self.end, older.end)):
             here, there = sequence - self.first, sequence - older.first
             code = older.state[there]
@@ -333,21 +349,22 @@ class ConsumerLot:
                 self.state[here] = LINKED
                 older.heirs.append(Heir(sequence, self))
             elif code == SENT_ACK and (older.is_unsure or self.attempt > older.attempt):
-                self.state[here] = ACK  # the older name may mean nothing to the broker
+                self.state[here] = ACK  # the broker may not know the older name
             elif code == SENT_ACK or (code == SENT and (self.first, self.attempt) != (older.first, older.attempt)):
-                older.heirs.append(Heir(sequence, self))  # a new handout, for all we know
+                older.heirs.append(Heir(sequence, self))  # as far as we know, the broker handed the message out anew
             else:
                 if code not in (LINKED, SENT):
                     self._take_over(older, sequence, code)
                 older.forget(there)
 
     def lose(self, index: int) -> None:
-        """Nobody knows whether its outcome arrived. If the message has come again, it is not repeated."""
+        """The connection was lost before the outcome was confirmed. If the message has come again, do not send it
+        again."""
         heir = self._heir_of(self.first + index)
         if heir is None:
             return
         code = heir.state[self.first + index - heir.first]
-        if code == DONE:  # which was written after it, and is durable
+        if code == DONE:  # the heir's outcome was written after this one, and is durable
             self.forget(index)
             for hook in self.hooks_of(index, index + 1):
                 hook(None)
@@ -370,13 +387,13 @@ class ConsumerLot:
                 self.echoes.append(echo)
 
     def repeat(self, sequence: int, code: int, note: SettlementNote | None) -> None:
-        """The same outcome under this lot's name."""
+        """Send the heir's outcome under this lot's name too."""
         if note is not None:
             self.notes[sequence - self.first] = note
         self.say(sequence, sequence + 1, code)
 
     def forget(self, index: int) -> None:
-        """The message is none of this lot's affair any more."""
+        """Count the message as finished here: another lot, or none, reports its outcome."""
         self.state[index] = DONE
         self.left -= 1
 
@@ -405,11 +422,11 @@ class ConsumerLot:
         self.state[here] = code
         if not self.is_dirty:
             self.is_dirty = True
-            self.ledger.dirty.append(self)
+            self.settlements.dirty.append(self)
 
 
 class PendingSettlement(NamedTuple):
-    """Some messages of a lot with one outcome, on its way to the broker."""
+    """Messages of one lot with the same outcome, on the way to the broker."""
 
     lot: ConsumerLot
     code: int
@@ -427,7 +444,7 @@ class PendingSettlement(NamedTuple):
         return Settle(_KINDS[self.code], lot.first, lot.attempt, spans, after_ms, reason, lot.is_inbox, lot.fence)
 
     def still_sent(self) -> PendingSettlement | None:
-        """What of it is to be sent again, after nobody knows whether it arrived."""
+        """The part that must be sent again after a lost connection; None: no part."""
         code = SENT_ACK if self.code == ACK else SENT
         if self.lot.heirs:
             for start, end in self.runs:
@@ -439,14 +456,14 @@ class PendingSettlement(NamedTuple):
 
 
 class UnackedLots:
-    """All lots that a consumer has and the broker has not heard the end of."""
+    """All lots of a consumer that the broker has not confirmed completely."""
 
     def __init__(self) -> None:
         self._lots: dict[int, ConsumerLot] = {}
-        self._order: tuple[list[tuple[int, int]], ...] = ([], [])  # (first, serial); the subject's, the inbox's
+        self._order: tuple[list[tuple[int, int]], ...] = ([], [])  # (first, serial); for the subject, for the inbox
         self._serial = 0
         self.owed = 0  # messages of which the broker has not confirmed the outcome
-        self.held = 0  # messages whose outcome has not been sent yet
+        self.held = 0  # messages whose outcome has not been sent
         self.held_bytes = 0
 
     def __iter__(self) -> Iterator[ConsumerLot]:
@@ -470,7 +487,7 @@ class UnackedLots:
         del order[bisect_left(order, (lot.first, lot.serial))]
 
     def overlapping(self, lot: ConsumerLot) -> list[ConsumerLot]:
-        """Those that may have some of the same messages, the oldest first."""
+        """Lots that may hold some of the same messages, the oldest first."""
         order = self._order[lot.is_inbox]
         if not order or order[-1][0] + limits.LOT_MESSAGES_MAX <= lot.first:
             return []
@@ -483,18 +500,18 @@ class UnackedLots:
         return [self._lots[serial] for serial in sorted(found)]
 
     def doubt(self) -> None:
-        """There is a new connection, perhaps to a broker that has crashed and forgotten what it handed out."""
+        """Mark all lots unsure: the new connection may lead to a broker that crashed and forgot its handouts."""
         for lot in self:
             lot.is_unsure = True
 
     def sent(self, piece: PendingSettlement) -> None:
-        """It is on its way."""
+        """Count the outcome as sent."""
         count = piece.size
         self.held -= count
         self.held_bytes -= count * piece.lot.bytes_each
 
     def confirm(self, piece: PendingSettlement) -> None:
-        """The broker has answered."""
+        """Count the outcome as confirmed by the broker."""
         lot = piece.lot
         for start, end in piece.runs:
             self.owed -= lot.finish(start, end)
@@ -502,7 +519,7 @@ class UnackedLots:
             self.remove(lot)
 
     def recount(self) -> None:
-        """After messages went from one lot to another: rare, so from scratch."""
+        """Count anew after messages moved from one lot to another. This is rare, so from scratch."""
         for lot in [lot for lot in self if not lot.left]:
             self.remove(lot)
         self.owed = sum(lot.left for lot in self)
@@ -517,12 +534,12 @@ class UnackedLots:
 
 
 def _cut(reason: str) -> str:
-    """As much of it as is kept."""
+    """The part of the reason that the broker keeps."""
     return reason.encode(errors="replace")[: limits.REASON_BYTES_MAX].decode(errors="ignore")
 
 
 def _state_of(told: LotMessage) -> bytearray:
-    """WAITING where the spans are."""
+    """The state of a new lot: WAITING in its spans, ABSENT between them."""
     spans = told.spans
     if not spans:
         raise RemoteProtocolError("a lot without messages")

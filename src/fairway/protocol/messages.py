@@ -1,32 +1,112 @@
-"""What the two sides say to each other: one control message per frame, with batches attached where there are any.
+"""The control messages of the protocol: one per frame, with batches attached where there are any.
 
-A control message is MessagePack, an array of its fields in the order given here; a field may be added at the end with a
-default, and a reader ignores fields that it does not know. Batches follow the control message as they are: nobody
-between producer and consumer opens one. Names are raw strings here; the broker parses them at its border.
+A control message is MessagePack: an array of its fields in the order given here. A new field goes to the end, with a
+default, and a reader ignores fields that it does not know. Batches follow the control message unchanged: nobody between
+producer and consumer opens a batch. Names are raw strings here; the broker parses them.
 
-This file has the conversation, producing and consuming; `admin` has what operators, tools and Spark ask, `delaying`
-what is asked about messages that are not due yet, `tracing` what is asked about their past, `routing` what is asked of
-meta servers, `replicating` what copies say to each other. `codec` says which message goes with which verb, and
-`docs/protocol.md` is the specification.
+This module holds the messages of the connection, of producing and of consuming. `admin_messages` holds requests of
+operators, tools and Spark, `delay_messages` requests about delayed messages, `route_messages` requests to meta servers,
+and `replication_messages` requests between copies. `codec` maps messages to verbs, and `docs/internals/protocol.md` is
+the specification.
+
+`Terms` is the part of a group's configuration that a consumer needs: how to settle messages, which ones the group
+wants, and how often a message may fail. `Joined` carries the whole configuration, as a MessagePack map. A program may
+state `Policies` that it needs: a new group is created with them, and an existing group with others is an error.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, TypeAlias
+from collections.abc import Collection
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-# No number on the wire is negative, and all of them fit the signed 64 bits that other languages have.
+from fairway.errors import RemoteProtocolError
+
+OrderPolicy: TypeAlias = Literal["none", "key", "strict"]
+CoalescePolicy: TypeAlias = Literal["none", "decline", "latest"]
+
+
+class WantedTags(msgspec.Struct, frozen=True, array_like=True):
+    """A filter: messages with any, or with all, of these tags; without tags, every message."""
+
+    tags: tuple[str, ...] = ()
+    is_all: bool = False
+
+    def accepts(self, tags: Collection[str]) -> bool:
+        if not self.tags:
+            return True
+        has = (tag in tags for tag in self.tags)
+        return all(has) if self.is_all else any(has)
+
+    def means(self, other: WantedTags) -> bool:
+        """Whether both filters accept the same messages."""
+        is_same_way = self.is_all == other.is_all or len(set(self.tags)) < 2
+        return set(self.tags) == set(other.tags) and is_same_way
+
+    def __str__(self) -> str:
+        word = " and " if self.is_all else " or "
+        return word.join(self.tags) if self.tags else "every message"
+
+
+class Policies(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of a group's configuration, by the same names; None: any value."""
+
+    order: OrderPolicy | None = None
+    coalesce: CoalescePolicy | None = None
+    rate_per_s: float | None = None
+    rate_per_key: float | None = None
+
+    @property
+    def encoded(self) -> bytes | None:
+        """The bytes for JOIN; None if no policy is stated."""
+        is_stated = any(value is not None for value in msgspec.structs.asdict(self).values())
+        return msgspec.msgpack.encode(self) if is_stated else None
+
+    def difference(self, terms: Terms) -> str:
+        """The stated policies that the configuration contradicts, for people; empty if there are none."""
+        stated = msgspec.structs.asdict(self).items()
+        return ", ".join(
+            f"its {name} is {getattr(terms, name)!r} and not {value!r}"
+            for name, value in stated
+            if value is not None and value != getattr(terms, name)
+        )
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The part of a group's configuration in force that a consumer needs."""
+
+    mode: Literal["at_least_once", "at_most_once"] = "at_least_once"
+    tags: WantedTags = WantedTags()
+    order: OrderPolicy = "none"
+    coalesce: CoalescePolicy = "none"
+    rate_per_s: float = 0.0
+    rate_per_key: float = 0.0
+    attempts_max: int = 16  # a message that fails so often is a dead letter
+
+    @property
+    def is_at_most_once(self) -> bool:
+        return self.mode == "at_most_once"
+
+
+def read(config: bytes) -> Terms:
+    try:
+        return msgspec.msgpack.decode(config, type=Terms)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"a group's configuration cannot be read: {error}") from error
+
+
+# No number on the wire is negative, and every number fits a signed 64-bit integer of other languages.
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Verb(enum.IntEnum):
-    """What a request asks for. The number is on the wire; 1 to 15 concern the connection itself."""
+    """The kind of a request. The number is on the wire; 1 to 15 concern the connection itself."""
 
     HELLO = 1
     PING = 2
-    GOODBYE = 3  # no new requests after it: answer what is under way, then close
+    GOODBYE = 3  # no new requests after it: answer those in flight, then close
 
     PRODUCE = 16
     JOIN = 17
@@ -43,22 +123,22 @@ class Verb(enum.IntEnum):
     WEIGH = 28  # a group's share of the broker's time
     CANCEL = 29  # messages that are not due yet
     RESCHEDULE = 30
-    PENDING = 31  # list them
+    PENDING = 31  # count them
     TALLY = 32  # count them
-    RETRACE = 33  # the action log, as it is written
-    NAMES = 34  # of the numbers in it
-    INDEX = 35  # which batches a subject has
-    HISTORY = 36  # what happened to delayed messages
-    ROUTE = 37  # where subjects are, of a meta server
+    RETRACE = 33  # the action log, as it is stored
+    NAMES = 34  # of the numbers in the action log
+    INDEX = 35  # the batches of a subject
+    HISTORY = 36  # of delayed messages
+    ROUTE = 37  # of subjects, from a meta server
     REGISTER = 38  # the registry that a meta server keeps
-    FOLLOW = 39  # a replica begins
+    FOLLOW = 39  # a replica begins to follow
     COMPARE = 40
     REPLICATE = 41
     MEND = 42
-    GOVERN = 43  # a subject or a group of servers, at a meta server
-    GIVE = 44  # what has rotted on the master
+    GOVERN = 43  # change a subject or a group of servers, at a meta server
+    GIVE = 44  # bring bytes that have rotted on the master
     SNAPSHOT = 45  # of a delay server, for a replica that lacks more than the logs have
-    FETCH = 46  # a part of one
+    FETCH = 46  # a part of a snapshot
     RESEND = 47  # delayed messages that were made for a broker group that is gone
     REMOVE_SUBJECT = 48
     REMOVE_GROUP = 49  # from a subject
@@ -68,7 +148,7 @@ FIRST_REQUEST_VERB = 16  # below it: the connection's own
 
 
 class Whence(enum.IntEnum):
-    """Where in a subject."""
+    """A place in a subject."""
 
     EARLIEST = 1  # the first message that is still stored
     LATEST = 2  # behind the last committed message
@@ -97,7 +177,7 @@ class Hello(ControlMessage, frozen=True):
     version_max: Natural
     features: list[str]
     client: str  # for people: name and version of the library
-    frame_bytes_max: Natural  # the largest that the client takes
+    frame_bytes_max: Natural  # the largest frame that the client takes
 
 
 class Welcome(ControlMessage, frozen=True):
@@ -106,21 +186,21 @@ class Welcome(ControlMessage, frozen=True):
     version: Natural
     features: list[str]  # those that both sides have
     server: str
-    frame_bytes_max: Natural  # the largest that the server takes
-    heartbeat_ms: Natural  # who has heard nothing for so long pings; after three of these the other side is dead
+    frame_bytes_max: Natural  # the largest frame that the server takes
+    heartbeat_ms: Natural  # a side that receives nothing for so long pings; after three of these the peer is dead
     requests_max: Natural  # in flight on this connection
 
 
 class Ping(ControlMessage, frozen=True):
-    """Are you there?"""
+    """Ask whether the peer is alive."""
 
 
 class Pong(ControlMessage, frozen=True):
-    """Yes."""
+    """The answer to Ping."""
 
 
 class Goodbye(ControlMessage, frozen=True):
-    """Without a code: no new requests, answer what is under way, then part. With one: the connection ends here."""
+    """Without a code: no new requests, answer those in flight, then close. With a code: the connection ends here."""
 
     reason: str
     code: str | None = None
@@ -128,38 +208,38 @@ class Goodbye(ControlMessage, frozen=True):
 
 
 class StoredPart(ControlMessage, frozen=True):
-    """A batch that stands in places of a producer stream that a refused one was meant for."""
+    """A stored batch at the place of a refused batch, in the same producer stream."""
 
     first: Natural  # producer sequence
     count: Natural
-    crc: Natural  # as the stored batch has it in its header
+    crc: Natural  # from the stored batch's header
 
 
 class Refusal(ControlMessage, frozen=True):
-    """Instead of an answer; its frame is marked. Nothing was appended and nothing changed."""
+    """A refusal in place of an answer; the frame is marked. Nothing was appended and nothing changed."""
 
     code: str  # the value of an `errors.Code`, or one that only a later version knows
     sentence: str
     retry_after_ms: Natural | None = None
-    stored: list[StoredPart] | None = None  # `sequence_conflict`: what is there, in order; None: it is not known
+    stored: list[StoredPart] | None = None  # `sequence_conflict`: the batches at that place, in order; None: not known
 
 
 class Done(ControlMessage, frozen=True):
-    """The answer to a request that has nothing to tell but that it is durable."""
+    """The answer to a request that reports nothing but that its effect is durable."""
 
 
 # --- producing -------------------------------------------------------------------------------------------------------
 
 
 class Produce(ControlMessage, frozen=True):
-    """One batch is attached. A subject exists from its first batch on."""
+    """Store the attached batch. The first batch of a subject creates it."""
 
     subject: str
-    is_pinned: bool = False  # it may be stored here already, so nobody else may get it: a group that drains takes it
+    is_pinned: bool = False  # it may be stored here already, so a draining group takes it too
     secret: bytes = b""  # of the batch's stream: shown from its first batch on, or never
 
     def __repr__(self) -> str:
-        """Without the secret: a repr ends up in logs."""
+        """Leave out the secret: a repr ends up in logs."""
         return f"Produce(subject={self.subject!r}, is_pinned={self.is_pinned}, secret=<{len(self.secret)} bytes>)"
 
 
@@ -169,7 +249,7 @@ class Produced(ControlMessage, frozen=True):
     first_sequence: Natural
     count: Natural
     appended_ms: Natural
-    is_duplicate: bool  # it had been stored before: this is the original receipt
+    is_duplicate: bool  # the broker had stored the batch before: this is the original receipt
     epoch: Natural
 
 
@@ -177,20 +257,20 @@ class Produced(ControlMessage, frozen=True):
 
 
 class Join(ControlMessage, frozen=True):
-    """Become, or come back as, a member of a group on a subject."""
+    """Become a member of a group on a subject, or come back as one."""
 
     subject: str
     group: str
-    consumer: str  # stable across restarts, so that what it had not acked comes back to it
-    config_version: Natural  # the group configuration that this member was written for; 0 takes whatever holds
-    arrived: Natural  # the number of the last pull response that reached it; 0 for none
-    start: Whence = Whence.EARLIEST  # or LATEST: where a group that is new to this subject begins
+    consumer: str  # stable across restarts, so that unacked messages come back to the consumer
+    config_version: Natural  # the configuration version that this member was written for; 0: any
+    arrived: Natural  # the number of the last pull response that arrived; 0 for none
+    start: Whence = Whence.EARLIEST  # or LATEST: where a group begins that is new to this subject
     is_broadcast: bool = False  # this consumer is a group of its own
-    policies: bytes | None = None  # of a group that is new, MessagePack: a part of its configuration
-    secret: bytes = b""  # of the consumer's session: drawn before its first JOIN, shown with every one; or never
+    policies: bytes | None = None  # MessagePack, a part of the configuration: a new group gets it
+    secret: bytes = b""  # of the consumer's session: drawn before its first JOIN, shown with every JOIN; or never
 
     def __repr__(self) -> str:
-        """Without the secret: a repr ends up in logs."""
+        """Leave out the secret: a repr ends up in logs."""
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "secret")
         return f"Join({shown}, secret=<{len(self.secret)} bytes>)"
 
@@ -199,14 +279,14 @@ class Joined(ControlMessage, frozen=True):
     config: bytes  # the group's configuration in force, MessagePack
     config_version: Natural
     lease_ms: Natural
-    has_gap: bool = False  # a broadcast consumer came back too late: messages were missed
-    epoch: Natural = 0  # of the broker; another one than before: it may have forgotten handouts; 0: it does not tell
-    leads_ms: Natural | None = None  # after this request no other copy leads for so long; nil: there is no other copy
-    number: Natural = 0  # of the last response to this consumer that the broker knows of: what came later is forgotten
+    has_gap: bool = False  # a broadcast consumer came back too late and missed messages
+    epoch: Natural = 0  # of the broker; after another epoch it may have forgotten handouts; 0: not sent
+    leads_ms: Natural | None = None  # for so long no other copy becomes master; nil: there is no other copy
+    number: Natural = 0  # of the last response to this consumer that the broker knows of; it has forgotten later ones
 
 
 class Pull(ControlMessage, frozen=True):
-    """Ask for messages; waits for the first one if it may."""
+    """Ask for messages. The broker may wait up to `wait_ms` for the first."""
 
     subject: str
     group: str
@@ -215,30 +295,30 @@ class Pull(ControlMessage, frozen=True):
     bytes_max: Natural
     wait_ms: Natural  # 0: answer at once
     arrived: Natural
-    run_max: Natural = 1  # messages of one key that it takes together and handles one after another, in a group by key
+    run_max: Natural = 1  # in a group by key: messages of one key that the consumer takes together and handles in order
 
 
 class WireLot(ControlMessage, frozen=True):
-    """What is handed out: settled by naming it and the ranges in it. (first, attempt) names it."""
+    """A lot on the wire. (first, attempt) names it; a settlement gives that name and ranges."""
 
     first: Natural
     attempt: Natural
-    spans: list[SequenceRange]  # the messages that are meant; others in the attached batches are not
+    spans: list[SequenceRange]  # the messages of the lot; others in the attached batches do not belong to it
     fence: Natural = 0  # of ordered groups: grows with every handout
     is_behind: bool = False  # its messages wait for those of the same key that come before them in this response
 
 
 class AttachedBatch(ControlMessage, frozen=True):
-    """What a batch of the response does not know of itself; in the order in which they are attached."""
+    """The place of an attached batch, which the batch itself does not hold; in the order of attachment."""
 
     first_sequence: Natural
     appended_ms: Natural
 
 
 class Pulled(ControlMessage, frozen=True):
-    """The batches are attached. Empty: nothing came within the wait."""
+    """The lots handed out, with their batches attached. Empty: no message came within the wait."""
 
-    number: Natural  # counts this consumer's responses; the next request says what arrived
+    number: Natural  # counts this consumer's responses; the next request confirms this number
     lots: list[WireLot]
     batches: list[AttachedBatch]
     is_inbox: bool = False  # the sequences are those of the group's inbox subject
@@ -246,12 +326,12 @@ class Pulled(ControlMessage, frozen=True):
 
 
 class Settlement(enum.IntEnum):
-    """What became of messages that were handed out."""
+    """The outcome of messages that were handed out."""
 
     ACK = 1
     RETRY = 2
-    REJECT = 3  # to dead letter at once
-    RELEASE = 4  # hand it back untouched: does not count as an attempt
+    REJECT = 3  # a dead letter at once
+    RELEASE = 4  # handed back untouched: does not count as an attempt
 
 
 class Settle(ControlMessage, frozen=True):
@@ -264,7 +344,7 @@ class Settle(ControlMessage, frozen=True):
     after_ms: Natural | None = None  # RETRY: instead of the group's backoff
     reason: str = ""
     is_inbox: bool = False
-    fence: Natural = 0  # as the lot had it
+    fence: Natural = 0  # as in the lot
 
 
 class SettleAll(ControlMessage, frozen=True):
@@ -278,14 +358,15 @@ class SettleAll(ControlMessage, frozen=True):
 
 
 class Settled(ControlMessage, frozen=True):
-    """Durable. Counts messages; the stale ones this consumer no longer held: their outcome is not its to say."""
+    """The outcomes are durable. Both fields count messages; stale: this consumer no longer held them, so not
+    settled."""
 
     settled: Natural
     stale: Natural
 
 
 class Heartbeat(ControlMessage, frozen=True):
-    """Renews the leases of everything this consumer holds."""
+    """Renew the leases of everything that this consumer holds."""
 
     subject: str
     group: str
@@ -294,16 +375,16 @@ class Heartbeat(ControlMessage, frozen=True):
 
 
 class Renewed(ControlMessage, frozen=True):
-    """The lease runs anew from now."""
+    """The lease is renewed from now on."""
 
     lease_ms: Natural
-    config_version: Natural  # in force; another one than at JOIN says: join again
-    is_paused: bool = False  # pulls wait until somebody resumes the group or this consumer
+    config_version: Natural  # in force; if it differs from the one at JOIN, join again
+    is_paused: bool = False  # pulls wait until an operator resumes the group or this consumer
     leads_ms: Natural | None = None  # as in Joined
 
 
 class Leave(ControlMessage, frozen=True):
-    """What it has not settled goes to the others at once; its waiting pulls are answered, empty."""
+    """Leave the group: other consumers get the unsettled messages at once, and waiting pulls are answered, empty."""
 
     subject: str
     group: str

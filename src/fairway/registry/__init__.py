@@ -1,8 +1,19 @@
-"""Who lives, who leads, who carries what.
+"""Registry: a small tree of nodes where servers register, elect masters and keep cluster metadata.
 
-port        what everybody relies on          layout      what is kept in it
-tree        the law of the nodes              leases      of sessions           certainty   of those who have one
-watching    who wants to know                 tree_emulation  of a tree, at servers that have no watch for one
-sqlite      in a file, for one meta server    zookeeper   on ZooKeeper (kazoo_line, kazoo_requests: its client)
-simulated   on virtual time (sim_client)      opening     by its address
+    port                 the interface: nodes with versions, sessions, ephemeral nodes, watches
+    layout               the paths and records that Fairway keeps in the registry
+    urls                 opens a registry by its URL
+    sqlite               the registry in an SQLite file, for one meta server
+    row_checksums        checksums of that file's rows
+    zookeeper            the registry on ZooKeeper
+    kazoo_client         ZooKeeper's Python client, kazoo, on an event loop
+    tree                 the rules of the tree, in memory; no I/O
+    session_leases       how long sessions live, for clients and for servers
+    watches              the watches of one session
+    simulated_registry   a registry on virtual time, with faults, for tests
+    simulated_client     its client
+
+A caller opens a registry, reads and changes nodes with compare-and-set, and sets watches. An implementation asks `tree`
+what a change does, stores the change, applies it, and calls the watches. `fairway.lookup.registries` has one more
+implementation: the registry of a meta server, over the wire.
 """

@@ -1,16 +1,17 @@
-"""The registry in an SQLite file, for one meta server that serves it to everybody else.
+"""SQLite registry: the registry in a file, for one meta server that serves it to everybody else.
 
-The tree is in memory and on disk: a change is decided, written and synced, applied, told of, in this order, on the one
-thread that touches the file; reads pass the same thread, so everybody sees all changes in one order.
+The tree is in memory and on disk. The thread of the file makes each change in this order: decide, write and sync,
+apply, report to the watches. Reads use the same thread, so everybody sees all changes in one order.
 
 A directory belongs to one process, by the same lock that guards a broker's. That process has a session of its own,
-which lasts as long as it does, and lends others to whom it serves (`open_session`). Those are on disk with their nodes:
-a client that holds a certain session does not lose it because the meta server was restarted. It has the session's whole
-time, from the restart on, to be heard of again. The session of the process before, and what went with it, is gone.
+which lasts as long as the process. It lends sessions to its clients (`open_session`). The lent sessions are on disk
+with their nodes, so a client does not lose its session when the meta server restarts: the client has the session's
+whole time-out, from the restart on, to send a request. The previous process's own session ends at the restart, with its
+nodes.
 
-Rows have checksums (`seal`), which are checked when the file is opened; from then on the tree in memory is what is
-read. A registry that a disk has damaged is refused, with what is wrong with it: an epoch or an in-sync set that is not
-what it was would cost messages. A file of version 1 has no checksums: it gets them when it is opened.
+Rows have checksums (`fairway.registry.row_checksums`), which are checked when the file is opened. From then on, reads
+use the tree in memory. A damaged registry is refused with the list of its problems, because a wrong epoch or in-sync
+set would cost messages. A file of version 1 has no checksums: it gets them when it is opened.
 """
 
 from __future__ import annotations
@@ -23,33 +24,32 @@ from typing import TypeVar
 import msgspec
 
 from fairway.errors import Code, DiskFull, Misuse, Refused, StorageFault
-from fairway.registry import seal
-from fairway.registry.leases import SessionLeases
+from fairway.registry import row_checksums
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
-from fairway.registry.seal import RowChecksums, RowKey, SealedRow, node_digest, session_digest
+from fairway.registry.row_checksums import RowChecksums, RowKey, SealedRow, node_digest, session_digest
+from fairway.registry.session_leases import SessionLeases
 from fairway.registry.tree import NodeChange, Tree, changed, checked_path, checked_value, checked_version, touched
-from fairway.registry.watching import SessionWatches, Watching
-from fairway.world.clock import Clock, RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng, Rng
-from fairway.world.sqlite_file import SqliteFile, Statement, look
-from fairway.world.sqlite_wal import has_lost_commits
+from fairway.registry.watches import SessionWatches, Watching
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng, Rng
+from fairway.runtime.sqlite_file import SqliteFile, Statement, has_lost_commits, look
 
 T = TypeVar("T")
 
 FILE_NAME = "registry.sqlite"
 SESSION_MS_MIN = 500
 SESSION_MS_MAX = 3_600_000
-SESSIONS_MAX = 10_000  # a cluster has some dozens: more are somebody's mistake
+SESSIONS_MAX = 10_000  # a cluster has a few dozen: more are a mistake
 
-_KEY_PATH = "/private/session-key"  # a node like any other, and meta servers show nobody what is there
+_KEY_PATH = "/private/session-key"  # a node like any other, but meta servers show it to nobody
 _KEY_BYTES = 32
-_LOOK_S = 0.1  # how often we see whose time is up
-_AWAY_NS = 1_000_000_000  # later than this: we were away ourselves
+_LOOK_S = 0.1  # between two checks for expired sessions
+_AWAY_NS = 1_000_000_000  # if a check comes so late, this process stood still itself
 _FOR_EVER_NS = 1 << 62
 _OWNERS_SHARE = 8
-_FULL_RETRY_MS = 1_000  # nodes go with the sessions that made them
-_VERSION = 2  # 1 had no digests
+_FULL_RETRY_MS = 1_000  # nodes go with their sessions, which makes room
+_VERSION = 2  # version 1 had no digests
 _SEAL_SCHEMA = "CREATE TABLE seal (id INTEGER PRIMARY KEY, rows INTEGER NOT NULL, digest BLOB NOT NULL)"
 _SCHEMA = (
     """CREATE TABLE nodes (path TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL,
@@ -64,7 +64,7 @@ _UPGRADE = (
     "ALTER TABLE sessions ADD COLUMN digest BLOB NOT NULL DEFAULT x''",
     _SEAL_SCHEMA,
 )
-# By the table itself: what a damaged index would lead to is not looked at.
+# Read the table itself: a damaged index might hide rows.
 _NODES = "SELECT path, value, version, owner, numbered{} FROM nodes NOT INDEXED"
 _SESSIONS = "SELECT id, timeout_ms, is_lent{} FROM sessions NOT INDEXED"
 _SEALS = "SELECT rows, digest FROM seal"
@@ -80,24 +80,24 @@ _log = logging.getLogger("fairway.registry")
 
 
 class _Keeper:
-    """The tree and its file. What begins with `do_` is done on the file's thread."""
+    """The tree and its file. Methods that begin with `do_` run on the file's thread."""
 
     def __init__(self, disk: RealDisk, file: SqliteFile, clock: Clock, rng: Rng) -> None:
         self.loop = asyncio.get_running_loop()
         self.clock = clock
         self.rng = rng
         self.file = file
-        self.leases = SessionLeases()  # of the sessions that were lent
+        self.leases = SessionLeases()  # of the lent sessions
         self.sessions: dict[int, SqliteSession] = {}
-        self.ending: dict[int, None] = {}  # over, and their nodes are still there
+        self.ending: dict[int, None] = {}  # over, but their nodes still exist
         self._disk = disk
         self._tree = Tree()
         self._seal = RowChecksums()
-        self.bytes_max: int | None = None  # of all nodes; None: without bound
+        self.bytes_max: int | None = None  # of all nodes; None: no bound
 
     def do_load(self) -> list[tuple[int, int]]:
-        """Read the tree; the sessions that were lent, and for how long each. `StorageFault` where anything is not as it
-        was written."""
+        """Read the tree. Return the lent sessions with their time-outs. `StorageFault` if anything is not as it was
+        written."""
         nodes, sessions = _sound_rows(self.file)
         for path, value, version, owner, numbered, _ in sorted(nodes):
             self._tree.apply([NodeChange(path, Node(path, value, version, owner), numbered)])
@@ -132,8 +132,8 @@ class _Keeper:
         return self._do_change(changes)
 
     def _check_room(self, changes: list[NodeChange], is_lent: bool) -> None:
-        """`Refused` where the nodes would take more memory than they may. An eighth is kept for the owner: for subjects
-        and what operators decide."""
+        """`Refused` if the nodes would take more memory than allowed. An eighth is reserved for the owner, for subjects
+        and operators' decisions."""
         if self.bytes_max is None:
             return
         bytes_max = self.bytes_max - (self.bytes_max // _OWNERS_SHARE if is_lent else 0)
@@ -171,7 +171,7 @@ class _Keeper:
         return last or Node("", b"", 0, 0)
 
     def _do_write(self, digests: Mapping[RowKey, bytes | None], statements: list[Statement]) -> None:
-        """The rows and their seal, all or none."""
+        """Write the rows and their seal, all or none."""
         self.file.write([*statements, (_SEAL, self._seal.after(digests))])
         self._seal.apply(digests)
 
@@ -188,7 +188,7 @@ class _Keeper:
         return session
 
     async def open(self, timeout_ms: int, *, is_lent: bool) -> SqliteSession:
-        number = self.rng.bits(62) | 1 << 62  # not a count: a file that is made anew must not know old sessions
+        number = self.rng.bits(62) | 1 << 62  # random: a new file must not know old sessions
         await self.file.run(lambda: self.do_open(number, timeout_ms, is_lent))
         return self.admit(number, is_lent=is_lent)
 
@@ -198,7 +198,7 @@ class _Keeper:
         return session
 
     async def end(self, number: int) -> None:
-        """What went with the session goes."""
+        """End a session, and remove its nodes."""
         self.leases.close(number)
         session = self.sessions.pop(number, None)
         if session is not None:
@@ -208,7 +208,7 @@ class _Keeper:
         self.ending.pop(number, None)
 
     async def look(self) -> None:
-        """Again and again: end the sessions whose time is up."""
+        """End expired sessions, again and again."""
         before_ns = self.clock.monotonic_ns()
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -241,11 +241,11 @@ def _digest(change: NodeChange) -> bytes | None:
     return None if node is None else node_digest(node.path, node.value, node.version, node.owner, change.numbered)
 
 
-# --- a file that is opened -------------------------------------------------------------------------------------------
+# --- opening a file ----------------------------------------------------------------------------------------------
 
 
 def _sound_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
-    """All nodes and all sessions. What is wrong beside the rows (an index, the list of free pages) is made anew."""
+    """All nodes and all sessions. Damage outside the rows (an index, the list of free pages) is rebuilt."""
     nodes, sessions = _sealed_rows(file)
     if file.read(_CHECK) != [("ok",)]:
         for statement in ("REINDEX", "VACUUM"):
@@ -260,7 +260,7 @@ def _sound_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
 
 def _sealed_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
     nodes, sessions = file.read(_NODES.format(", digest")), file.read(_SESSIONS.format(", digest"))
-    problems = seal.problems(nodes, sessions, file.read(_SEALS))
+    problems = row_checksums.problems(nodes, sessions, file.read(_SEALS))
     if problems:
         raise _damaged(file.path, problems)
     return nodes, sessions
@@ -270,13 +270,13 @@ def _damaged(path: str, problems: Sequence[str]) -> StorageFault:
     more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
     return StorageFault(
         f"{path} is damaged: {problems[0]}{more}. Stop all brokers and delay servers, then restore a backup of it; "
-        "without one, move the file away, and the servers begin with an empty registry (docs/registry.md). In both "
-        f"cases move {FILE_NAME}-wal and {FILE_NAME}-shm away too, if they are there"
+        "without one, move the file away, and the servers begin with an empty registry (docs/internals/registry.md). "
+        f"In both cases move {FILE_NAME}-wal and {FILE_NAME}-shm away too, if they are there"
     )
 
 
 def _upgrade(file: SqliteFile, found: int) -> list[Statement]:
-    """From version 1: rows get their digests. It had none: what SQLite finds to be damaged is refused, and what it does
+    """Give the rows of a version 1 file their digests. SQLite's own check must find nothing. Damage that SQLite does
     not find was served by version 1 as well."""
     state = file.read(_CHECK)
     if state != [("ok",)]:
@@ -296,7 +296,7 @@ def _upgrade(file: SqliteFile, found: int) -> list[Statement]:
 
 
 class RegistrySurvey(msgspec.Struct, frozen=True):
-    """What `fairway verify` says of a registry in SQLite."""
+    """The report of `fairway verify` about a registry in SQLite."""
 
     file: str
     version: int  # 1: its rows have no checksums yet
@@ -310,7 +310,7 @@ class RegistrySurvey(msgspec.Struct, frozen=True):
 
 
 def survey(directory: str) -> RegistrySurvey:
-    """Read every row and check it; also beside the process that owns the directory. Changes nothing."""
+    """Read and check every row, also while another process owns the directory. Changes nothing."""
     path = f"{directory}/{FILE_NAME}"
     try:
         if has_lost_commits(path):
@@ -325,12 +325,12 @@ def survey(directory: str) -> RegistrySurvey:
         return RegistrySurvey(path, 0, 0, 0, [str(fault)])
     problems = [] if state == [("ok",)] else [f"SQLite says: {state[0][0]}"]
     if is_sealed:
-        problems += seal.problems(nodes, sessions, seals[0])
+        problems += row_checksums.problems(nodes, sessions, seals[0])
     return RegistrySurvey(path, version, len(nodes), len(sessions), problems)
 
 
 class SqliteSession:
-    """A `Registry`. One that was lent ends unless it is used or touched in time, and no other follows it."""
+    """A `Registry`. A lent session ends unless it is used or touched in time, and no other session follows on it."""
 
     def __init__(self, keeper: _Keeper, number: int, *, is_lent: bool) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
@@ -350,7 +350,7 @@ class SqliteSession:
         return self._keeper.leases.due_ns(self._number) if self._is_lent else _FOR_EVER_NS
 
     def touch(self) -> None:
-        """Whoever has it was heard of."""
+        """Renew the session, because its client has sent something."""
         if self._is_over:
             raise SessionOver(f"registry session {self._number:x} is over: its nodes are gone, open another")
         if self._keeper.file.is_closed:
@@ -359,7 +359,7 @@ class SqliteSession:
             self._keeper.leases.touch(self._number, self._keeper.clock.monotonic_ns())
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
-        """Every read is fresh."""
+        """Read a node. Every read is fresh."""
         checked_path(path)
         return await self._run(lambda: self._keeper.do_get(path))
 
@@ -408,7 +408,7 @@ class SqliteSession:
             await self._keeper.end(self._number)
 
     def ended(self) -> None:
-        """Its time is up, or it was closed."""
+        """The session has expired, or was closed."""
         self._is_over = True
         self.watches.tell_all()
         self._keeper.loop.call_soon(lambda: self.on_session(SessionState.OVER))
@@ -419,7 +419,7 @@ class SqliteSession:
 
 
 class SqliteRegistry(SqliteSession):
-    """The session of the process that owns the directory; it lends others."""
+    """The session of the process that owns the directory. It lends sessions to clients."""
 
     def __init__(self, keeper: _Keeper, number: int) -> None:
         super().__init__(keeper, number, is_lent=False)
@@ -430,7 +430,7 @@ class SqliteRegistry(SqliteSession):
 
     @classmethod
     async def open(cls, directory: str, *, clock: Clock | None = None, rng: Rng | None = None) -> SqliteRegistry:
-        """`DirectoryLocked` if another process has it."""
+        """Open the registry in a directory. `DirectoryLocked` if another process has it."""
         disk = RealDisk(directory, post=asyncio.get_running_loop().call_soon_threadsafe)
         try:
             disk.lock()
@@ -456,12 +456,12 @@ class SqliteRegistry(SqliteSession):
         return registry
 
     def bound(self, bytes_max: int) -> None:
-        """From now on nodes take no more memory than that; what is there stays."""
+        """Bound the memory of new nodes; existing nodes stay."""
         self._keeper.bytes_max = bytes_max
 
     @property
     def held_bytes(self) -> int:
-        """Memory that all nodes take, as an estimate."""
+        """Memory of all nodes, as an estimate."""
         return self._keeper.held_bytes
 
     def _fail(self, fault: StorageFault) -> None:
@@ -469,11 +469,11 @@ class SqliteRegistry(SqliteSession):
         self._failed.set()
 
     async def failed(self) -> None:
-        """Return when the file cannot be written any more: then `close` raises what happened."""
+        """Return when the file cannot be written any more. Then `close` raises the reason."""
         await self._failed.wait()
 
     async def session_key(self) -> bytes:
-        """Whatever is made with it is known to nobody else; the same for as long as the file lives."""
+        """A secret key, known to nobody else; the same as long as the file exists."""
         node = await self.get(_KEY_PATH)
         if node is None:
             key = self._keeper.rng.bits(8 * _KEY_BYTES).to_bytes(_KEY_BYTES, "little")
@@ -481,7 +481,7 @@ class SqliteRegistry(SqliteSession):
         return node.value
 
     async def open_session(self, timeout_ms: int) -> SqliteSession:
-        """A session for somebody whom this process serves; it is over when it was not used or touched for so long."""
+        """Lend a session to a client of this process. It ends when it was not used or touched for so long."""
         if not SESSION_MS_MIN <= timeout_ms <= SESSION_MS_MAX:
             raise Misuse(f"a registry session of {timeout_ms} ms: from {SESSION_MS_MIN} to {SESSION_MS_MAX}")
         if len(self._keeper.leases) >= SESSIONS_MAX:
@@ -490,12 +490,12 @@ class SqliteRegistry(SqliteSession):
         return await self._keeper.lend(timeout_ms)
 
     def session(self, number: int) -> SqliteSession:
-        """One that was lent, perhaps by an earlier life of this process; `SessionOver` if it has ended."""
+        """A lent session, perhaps from before a restart. `SessionOver` if it has ended."""
         self._keeper.leases.check(number)
         return self._keeper.sessions[number]
 
     async def close(self) -> None:
-        """The sessions that were lent stay: whoever opens the directory next has them."""
+        """Close the registry. Lent sessions stay for the next process that opens the directory."""
         if self._is_over:
             return
         self._looking.cancel()

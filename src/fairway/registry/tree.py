@@ -1,7 +1,7 @@
-"""The law of the tree: which changes are allowed, and what follows from them. No I/O, no time, no sessions' clocks.
+"""Tree of the registry: which changes are allowed, and what they do. No I/O and no clock.
 
-Decide first, then act: `create`, `put`, `remove` and `end` say what would change, or raise; `apply` makes it so. A form
-that keeps its tree on disk writes the changes between the two. The root is always there.
+`create`, `put`, `remove` and `end` return the changes, or raise; `apply` makes the changes. A registry on disk writes
+the changes between the two. The root always exists.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from fairway.errors import Misuse, invariant
 from fairway.registry.port import Exists, Missing, Node, NotAllowed, VersionMismatch
 
 ROOT_PATH = "/"
-VALUE_BYTES_MAX = 1_000_000  # ZooKeeper drops the connection of whoever sends a frame of more than 1 MiB
+VALUE_BYTES_MAX = 1_000_000  # ZooKeeper drops the connection of a client that sends a frame of more than 1 MiB
 PATH_CHARS_MAX = 1_000
-_NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"  # what ZooKeeper takes for one
+_NAME = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+"  # the names that ZooKeeper accepts
 _PATH = re.compile(rf"/|(?:/{_NAME})+")
 
 
 class NodeChange(NamedTuple):
-    """What becomes of one node."""
+    """The change of one node."""
 
     path: str
-    node: Node | None  # None: it goes
+    node: Node | None  # None: the node is removed
     numbered: int = 0  # the number that the next numbered node below it gets
-    is_news: bool = True  # False: nothing that anybody can see, only the counting
+    is_news: bool = True  # False: only the counter changes, which nobody can see
 
 
 def checked_path(path: str) -> str:
-    """The path itself if all forms can keep a node there."""
+    """The path, if every implementation can have a node there."""
     if len(path) > PATH_CHARS_MAX or _PATH.fullmatch(path) is None:
         raise Misuse(f"bad path {path[:100]!r} of a registry node: write it like /fairway/groups/g1")
     return path
@@ -54,17 +54,17 @@ def above(path: str) -> str:
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether a node is in the tree of another, and not that one itself."""
+    """Whether a node is in the tree of another node, and not that node itself."""
     return path.startswith(root if root == ROOT_PATH else f"{root}/") and path != root
 
 
 def changed(changes: Iterable[NodeChange]) -> list[str]:
-    """The nodes that changed, in order, and not those above them."""
+    """The changed nodes, in order, without the nodes above them."""
     return [change.path for change in changes if change.is_news]
 
 
 def touched(changes: Iterable[NodeChange]) -> list[str]:
-    """The nodes whose watches are to be called, in order: those that changed, and those whose list of children did."""
+    """The nodes whose watches must be called, in order: changed nodes, and nodes whose list of children has changed."""
     paths: dict[str, None] = {}
     for change in changes:
         if change.is_news:
@@ -75,7 +75,7 @@ def touched(changes: Iterable[NodeChange]) -> list[str]:
 
 
 def node_bytes(path: str, node: Node | None) -> int:
-    """Memory of a node, as an estimate; of one that is gone none."""
+    """Memory of a node, as an estimate; 0 if the node is gone."""
     return 0 if node is None else limits.NODE_BYTES + len(path) + len(node.value)
 
 
@@ -93,8 +93,8 @@ class Tree:
 
     def __init__(self) -> None:
         self._entries = {ROOT_PATH: _TreeNode(Node(ROOT_PATH, b"", 0, 0), 0)}
-        self._owned: dict[int, dict[str, None]] = {}  # session → the nodes that go with it, in the order made
-        self.held_bytes = 0  # memory that all nodes take, as an estimate
+        self._owned: dict[int, dict[str, None]] = {}  # by session: its ephemeral nodes, in order of creation
+        self.held_bytes = 0  # memory of all nodes, as an estimate
 
     def copy(self) -> Tree:
         twin = Tree()
@@ -117,7 +117,7 @@ class Tree:
     # --- deciding ----------------------------------------------------------------------------------------------------
 
     def create(self, path: str, value: bytes = b"", *, owner: int = 0, is_numbered: bool = False) -> list[NodeChange]:
-        """The last of the changes is the new node."""
+        """Create a node. The last of the changes is the new node."""
         if path == ROOT_PATH:
             raise Exists("the root of the registry is always there")
         changes = self._make_above(path)
@@ -131,7 +131,7 @@ class Tree:
         return [*changes, NodeChange(path, Node(path, value, 0, owner))]
 
     def _make_above(self, path: str) -> list[NodeChange]:
-        """Those that are missing above it, the highest first."""
+        """Create the missing nodes above it, the highest first."""
         missing = []
         place = above(path)
         while place not in self._entries:
@@ -142,7 +142,7 @@ class Tree:
         return missing[::-1]
 
     def _number(self, path: str) -> tuple[str, NodeChange]:
-        """The path with the first free number behind it, and its parent, which counts."""
+        """The path with the first free number after it, and the parent with its new counter."""
         place = above(path)
         entry = self._entries.get(place)
         number = 0 if entry is None else entry.numbered
@@ -164,7 +164,7 @@ class Tree:
         return [NodeChange(path, None)]
 
     def end(self, session: int) -> list[NodeChange]:
-        """A session is over: what goes with it."""
+        """A session is over: remove its ephemeral nodes."""
         return [NodeChange(path, None) for path in self.owned(session)]
 
     def _expect(self, path: str, version: int | None) -> _TreeNode:
@@ -176,7 +176,7 @@ class Tree:
         return entry
 
     def growth_bytes(self, changes: Iterable[NodeChange]) -> int:
-        """How much more memory the nodes take after these changes; less than 0: less."""
+        """How much more memory the nodes take after these changes; negative: less."""
         return sum(node_bytes(change.path, change.node) - self._bytes_at(change.path) for change in changes)
 
     def _bytes_at(self, path: str) -> int:

@@ -1,25 +1,23 @@
-"""The registry on ZooKeeper.
+"""Registry on ZooKeeper. Ephemeral nodes, versions and sessions are ZooKeeper's own; this module adds the rest.
 
-Ephemeral nodes, versions and sessions are ZooKeeper's own. What this adds:
+Watches. A watch of ZooKeeper fires once, and is lost with its connection. A watch of this registry lasts: after it
+fired, and on every new connection, the module sets it again in ZooKeeper and then calls it. So a caller that reads when
+called misses nothing. At most 64 watches are being set at a time: otherwise the question that keeps the session alive
+would wait behind them, and the connection would be given up. A tree watch is one persistent, recursive watch of
+ZooKeeper 3.6, for a tree of any size. Older servers need one watch per node instead (`TreeEmulation`).
 
-*Watches* of ZooKeeper fire once, and are forgotten with the connection. Ours last: a watch that fired is armed anew,
-then called; on every new connection all are armed anew, then called. Whoever reads when called misses nothing. Only so
-many are armed at a time: the question that keeps the session alive would wait behind them, and the connection be given
-up for want of an answer. A tree watch is one persistent, recursive watch of ZooKeeper 3.6, however much there is below;
-older servers have one watch per node instead (`tree_emulation`).
+Certainty (`fairway.registry.session_leases.Certainty`). The module asks a question every T/6, which a majority must
+answer. If an answer takes longer than T/3, the module breaks the connection; then T/6 is left to find another server
+before certainty ends at 2 T/3. A lost connection ends nothing by itself, but no question is answered any more.
 
-*Certainty* (`certainty`): T/6 after the last question another is asked, and it is one that a majority must answer. A
-question that has no answer after T/3 breaks the connection: then T/6 are left to find another server before certainty
-runs out at 2 T/3. A connection that is lost ends nothing by itself, but no question is answered any more.
+Lost answers. A change raises `AnswerLost` if no answer comes within T, or the connection breaks before. Kazoo sends
+requests in order, and ZooKeeper carries out nothing of a session's old connection once the session has a new one. So a
+fresh read after `AnswerLost` sees the change, or the change is never made.
 
-*No answer* to a change within T, or a connection that breaks before it comes, is `AnswerLost`. Kazoo sends requests in
-order, and ZooKeeper carries out nothing of a session's old connection once it has a new one: a fresh read after
-`AnswerLost` sees the change, or it is never made.
-
-*Sessions* that have expired are followed by new ones: kazoo does that, or else we make a new client. We also do so
-after 3 T without a connection. Servers refuse a client that has seen more changes than they have: one of a ZooKeeper
-that has lost its data would be refused for ever. What a new client finds may be less than what the old one had seen;
-it has another session, whose owner is told so and reads everything anew.
+Sessions. A new session follows on an expired one: kazoo opens it, or else this module makes a new client. The module
+also makes a new client after 3 T without a connection. Servers refuse a client that has seen more changes than they
+have, so they would refuse a client for ever if ZooKeeper has lost its data. A new client may find less than the old one
+had seen; it has another session, so its owner reads everything again.
 """
 
 from __future__ import annotations
@@ -28,48 +26,94 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fairway.errors import Misuse, Unreachable
-from fairway.registry.certainty import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
-from fairway.registry.kazoo_line import ZooKeeperConnection, translated
+from fairway.registry.kazoo_client import ZooKeeperConnection, translated
 from fairway.registry.port import (
     AnswerLost,
     Exists,
     Missing,
     Node,
     NotAllowed,
+    Registry,
     RegistryError,
     SessionOver,
     SessionState,
     Unsupported,
+    Watch,
 )
+from fairway.registry.session_leases import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
-from fairway.registry.tree_emulation import TreeEmulation
-from fairway.registry.watching import SessionWatches, Watching
-from fairway.world.clock import Clock, RealClock
+from fairway.registry.watches import SessionWatches, Watching
+from fairway.runtime.clock import Clock, RealClock
 
-SESSION_MS = 10_000  # short enough to take over soon, long enough for a collector's pause or a server's failover
+_RETRY_S = 0.5
+
+
+class TreeEmulation:
+    """Tree watch made of ordinary watches, for ZooKeeper before 3.6; two levels deep. It calls `told` with the path of
+    a child that was created, changed or removed, and with the root's path after a failure.
+
+    It sets one watch on the node and one on each child, at the start and after each connection. It finds new and
+    removed children by comparing lists."""
+
+    def __init__(self, registry: Registry, root: str, told: Callable[[str], None]) -> None:
+        self._registry = registry
+        self._root = root
+        self._told = told
+        self._watches: dict[str, Watch] = {}
+        self._changed = asyncio.Event()
+        self._changed.set()
+        self._watch = registry.watch(root, self._changed.set)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="registry-tree")
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        self._watch.cancel()
+        for watch in self._watches.values():
+            watch.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                names = dict.fromkeys(await self._registry.children(self._root))
+            except RegistryError:
+                self._changed.set()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            for name in [each for each in self._watches if each not in names]:
+                self._watches.pop(name).cancel()
+                self._told(f"{self._root}/{name}")
+            for name in names:
+                if name not in self._watches:  # a watch is called once it is set
+                    path = f"{self._root}/{name}"
+                    self._watches[name] = self._registry.watch(path, partial(self._told, path))
+
+
+SESSION_MS = 10_000  # short enough for a quick takeover, long enough for a GC pause or a server's failover
 SESSION_MS_MIN = 100
 OPEN_S = 15.0
 
-READ_MANY = 100  # nodes in one question: some 30 kB of answer
-ARMING_MAX = 64  # watches on their way to the servers, or single reads of `get_many`: some 10 ms of theirs
+READ_MANY = 100  # nodes in one request: about 30 kB of answer
+ARMING_MAX = 64  # watches being set, or single reads of `get_many`: about 10 ms of the servers' time
 
-_PATIENCE = 3  # sessions without a connection
-_RETRY_S = 0.5  # after a question that was refused, a watch that could not be armed, a client that died
+_PATIENCE = 3  # sessions without a connection, before another client is made
 
 _log = logging.getLogger("fairway.registry")
 
 
 class ZooKeeperRegistry:
-    """A `Registry`. All of it lives on the loop that opened it."""
+    """A `Registry`. Lives on the loop that opened it."""
 
     line_class = ZooKeeperConnection
 
     def __init__(self, hosts: str, root: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
-        self.session_ms = float(session_ms)  # what the servers grant, once they have
+        self.session_ms = float(session_ms)  # as requested; later as granted by the servers
         self._hosts = hosts
         self._root = root
         self._asked_ms = session_ms
@@ -80,13 +124,13 @@ class ZooKeeperRegistry:
         self._session = 0
         self._certainty = Certainty()
         self._watches = SessionWatches(self._loop)
-        self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same one for the same path
+        self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same function for the same path
         self._arming: dict[str, asyncio.Task[None]] = {}
-        self._fired: set[str] = set()  # while they were being armed
+        self._fired: set[str] = set()  # while they were being set
         self._arming_trees: dict[str, asyncio.Task[None]] = {}
         self._emulations: dict[str, TreeEmulation] = {}
         self._room = asyncio.Semaphore(ARMING_MAX)
-        self._is_old = False  # the servers, as far as it is known: before 3.6
+        self._is_old = False  # whether the servers are known to be older than 3.6
         self._connected = asyncio.Event()
         self._is_closed = False
         self._keeping: asyncio.Task[None] | None = None
@@ -103,7 +147,7 @@ class ZooKeeperRegistry:
         client_options: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> ZooKeeperRegistry:
-        """`hosts` as "one:2181,two:2181"; below `root`, which is made if need be, is where everything is kept.
+        """`hosts` as "one:2181,two:2181". Everything is kept below `root`, which is created if necessary.
         `client_options` go to `kazoo.client.KazooClient`: TLS, credentials, access lists."""
         if session_ms < SESSION_MS_MIN:
             raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
@@ -129,7 +173,7 @@ class ZooKeeperRegistry:
         self._keeping = self._loop.create_task(self._keep(), name="registry-questions")
 
     async def _served(self) -> None:
-        """Return when a majority has answered; one that is busy, or is about to lose the others, is asked again."""
+        """Return when a majority has answered. A server that is busy, or about to lose the others, is asked again."""
         while True:
             await self._connected.wait()
             try:
@@ -196,7 +240,7 @@ class ZooKeeperRegistry:
         return Node(made[len(self._root) :], value, stat.version, stat.ephemeralOwner)
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
-        checked_version(path, version)  # to ZooKeeper -1 would be any
+        checked_version(path, version)  # for ZooKeeper, -1 would mean any
         stat = await self._ask(path, "set", self._at(path), checked_value(path, value), version)
         return Node(path, value, stat.version, stat.ephemeralOwner)
 
@@ -234,7 +278,7 @@ class ZooKeeperRegistry:
                 task.cancel()
         await self._line.stop()
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def _at(self, path: str) -> str:
         return f"{self._root}{checked_path(path)}" if path != ROOT_PATH else self._root or ROOT_PATH
@@ -243,7 +287,7 @@ class ZooKeeperRegistry:
         return await self._answer(path, lambda: self._line.ask(request, *args, **options))
 
     async def _ask_quorum(self, path: str) -> None:
-        """A question that a majority must answer, whoever has it: it says that the session lives, too."""
+        """Ask a question that a majority must answer. An answer also proves that the session lives, for any caller."""
         session, asked_ns = self._session, self._clock.monotonic_ns()
         for outcome in await self._answer(path, lambda: self._line.ask_quorum(self._root or ROOT_PATH)):
             if isinstance(outcome, Exception):
@@ -304,7 +348,7 @@ class ZooKeeperRegistry:
             self._renewing = self._loop.create_task(self._renew(), name="registry-renewal")
 
     async def _renew(self) -> None:
-        """Kazoo's client is of no use any more: take another."""
+        """Replace kazoo's client, which is dead."""
         _log.warning("the client of ZooKeeper at %s has ended: another is made", self._hosts)
         await self._line.stop()
         await asyncio.sleep(_RETRY_S)
@@ -317,7 +361,7 @@ class ZooKeeperRegistry:
         self._line.start()
 
     async def _reconnected(self) -> None:
-        """Return when there is a connection; whoever has waited for long for one comes as somebody new."""
+        """Return when there is a connection. After 3 sessions without one, try with a new client."""
         while not self._connected.is_set():
             patience_s = _PATIENCE * self.session_ms / 1e3
             try:
@@ -326,7 +370,7 @@ class ZooKeeperRegistry:
             except TimeoutError:
                 if self._line.has_connected and self._renewing is None:
                     _log.warning("no ZooKeeper at %s in %g s: another client is made", self._hosts, patience_s)
-                    self._on_lost()  # first: a line that was dropped may look dead, and nobody is to renew this one
+                    self._on_lost()  # first: a dropped line may look dead, and must not be renewed
                     self._line.drop()
                     self._replace()
 
@@ -338,7 +382,7 @@ class ZooKeeperRegistry:
             self.on_session(state)
 
     async def _keep(self) -> None:
-        """Question after question, as long as there is a connection."""
+        """Ask question after question, as long as there is a connection."""
         while True:
             await self._reconnected()
             next_s = self._loop.time() + self.session_ms / 1e3 / QUESTIONS_PER_SESSION
@@ -348,7 +392,7 @@ class ZooKeeperRegistry:
             except TimeoutError:
                 self._line.hang_up()
             except (AnswerLost, SessionOver):
-                pass  # a connection that broke: we hear of the next one
+                pass  # a broken connection: the next one is reported
             except RegistryError as error:
                 _log.warning("no certainty about the session at ZooKeeper: %s", error)
             await asyncio.sleep(max(next_s - self._loop.time(), 0.0))
@@ -356,7 +400,7 @@ class ZooKeeperRegistry:
     # --- watches -----------------------------------------------------------------------------------------------------
 
     def _arm(self, path: str) -> None:
-        """Have it armed once more from now on, however often it is being armed already."""
+        """Set the ZooKeeper watch of a path once more, even if it is being set already."""
         if path in self._arming:
             self._fired.add(path)
         elif path in self._watches:
@@ -371,7 +415,7 @@ class ZooKeeperRegistry:
                 self._watches.tell([path])
                 if path in self._fired:
                     continue
-                if is_armed or not self._connected.is_set():  # the next connection arms it
+                if is_armed or not self._connected.is_set():  # the next connection sets it
                     return
                 await asyncio.sleep(_RETRY_S)
         finally:
@@ -382,7 +426,7 @@ class ZooKeeperRegistry:
         watcher = self._watchers.setdefault(path, self._line.watcher(path, self._arm))
         try:
             await self._ask(path, "exists", self._at(path), watch=watcher)
-            with contextlib.suppress(Missing):  # when it is made, the watch above fires
+            with contextlib.suppress(Missing):  # when the node is created, the watch above fires
                 await self._ask(path, "get_children", self._at(path), watch=watcher)
         except RegistryError as error:
             _log.debug("no watch on registry node %s: %s", path, error)
@@ -390,14 +434,14 @@ class ZooKeeperRegistry:
         return True
 
     def _arm_tree(self, root: str) -> None:
-        """From now on; on each connection anew."""
+        """Set the tree watch on this connection."""
         before = self._arming_trees.pop(root, None)
         if before is not None:
             before.cancel()
         self._arming_trees[root] = self._loop.create_task(self._arm_tree_until_done(root), name="registry-tree")
 
     async def _arm_tree_until_done(self, root: str) -> None:
-        while root in self._watches.trees and self._connected.is_set():  # else the next connection arms it
+        while root in self._watches.trees and self._connected.is_set():  # else the next connection sets it
             try:
                 await self._answer(root, lambda: self._line.watch_tree(self._at(root)))
             except Unsupported as error:

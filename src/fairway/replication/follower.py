@@ -1,15 +1,18 @@
-"""The replica's side of replication: find where two histories part, then take what comes and say what is synced.
+"""The replica's side of replication: finds where two histories part, then takes records and confirms what is synced.
 
-    FOLLOW      who I am; the master says which logs it has, and how far
-    COMPARE     which of my last records does it have? By bisection, for where one record is the same, all below are
-    REPLICATE   a few at a time: each gives leave to send, and says what is synced here by now
+    FOLLOW      the replica introduces itself; the master states its logs and their ends
+    COMPARE     which of the replica's last records the master has; by bisection: all below a shared record are shared
+    REPLICATE   a few at a time: each lets the master send once, and states what the replica has synced
 
-Nothing is acknowledged under an epoch before the promise to serve none below it is on disk. Where this copy has more
-than it shares with its master, `Diverged` says where to cut; where the master no longer has what should come next,
-`TooFarBehind` says that the copy has to begin anew. Both need the store closed, so they are its owner's to carry out.
+The replica acknowledges nothing under an epoch before the promise to serve none below it is on disk. Where the replica
+has more records than it shares with its master, `Diverged` says where to cut. Where the master no longer has the next
+records, `TooFarBehind` says that the copy has to start over. Both need a closed store, so the owner (`copy_lifecycle`)
+carries them out.
 
-Where the logs are not all there is to a copy, what it begins anew with is fetched first (`ReplicaRefill`), while it is
-still open.
+For a copy whose logs are not all of its state, a `ReplicaRefill` first fetches what the copy starts over with, while
+the copy is still open.
+
+A replica also sends the master what is rotten there: the master's answers name what it wants (`repairs`).
 """
 
 from __future__ import annotations
@@ -24,31 +27,59 @@ from typing import Protocol, TypeAlias
 from fairway import limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, WrongDirectory, invariant
 from fairway.protocol import Bytes, ConnectionOptions, ControlMessage
-from fairway.protocol import replicating as messages
-from fairway.protocol.frames import stretched
-from fairway.protocol.replicating import (
+from fairway.protocol import replication_messages as messages
+from fairway.protocol.frames import stretch, stretched
+from fairway.protocol.replication_messages import (
     ACTIONS,
     MESSAGES,
     Compare,
     Compared,
     Followed,
+    Give,
     LogExtent,
     Mend,
     Replicate,
     Replicated,
+    Want,
 )
-from fairway.protocol.replicating import Follow as FollowMaster
-from fairway.replication import giving
-from fairway.replication.law import FollowDecision
+from fairway.protocol.replication_messages import Follow as FollowMaster
+from fairway.replication.connection import OnResponse, ReplicaConnection
+from fairway.replication.leadership import EpochPromise, FollowDecision
 from fairway.replication.peer import has
-from fairway.replication.promise import EpochPromise
-from fairway.replication.wire import ReplicaConnection
+from fairway.runtime.clock import Clock
+from fairway.runtime.net import Net
 from fairway.storage import record, segment
-from fairway.storage.copying import ROTTEN_MARK
-from fairway.storage.log import Log
+from fairway.storage.log import Damaged, Log
+from fairway.storage.log_copies import ROTTEN_MARK
 from fairway.storage.store import Store
-from fairway.world.clock import Clock
-from fairway.world.net import Net
+
+BYTES_MAX = limits.MIB  # in one GIVE, unless a record is larger
+
+
+class MasterConnection(Protocol):
+    """The connection to the master."""
+
+    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None: ...
+
+
+def give(store: Store, way: MasterConnection, epoch: int, want: Want) -> None:
+    """Send the wanted bytes, or say why this copy does not have them. The loop waits for the read: the master has lost
+    these bytes, and that is rare."""
+    if want.log not in (MESSAGES, ACTIONS):
+        raise RemoteProtocolError(f"the master wants something of log {want.log}: there are two, 0 and 1")
+    directory_id = store.identity.directory_id
+    try:
+        chunk = store.read_chunk(want.log, want.position, min(want.size, BYTES_MAX))
+        sentence = "" if chunk is not None else "this copy does not reach so far"
+    except Damaged as damaged:
+        chunk, sentence = None, str(damaged)
+    attached = [] if chunk is None else [stretch(chunk.data)]
+    way.send(Give(epoch, directory_id, want.log, want.position, sentence), _ignore_message, attached)
+
+
+def _ignore_message(_message: ControlMessage, _attachments: Sequence[Bytes]) -> None:
+    """Ignore the answer: if the master wants more, it asks."""
+
 
 _COMPARED_AT_ONCE = 64
 LOGS = (MESSAGES, ACTIONS)
@@ -64,16 +95,17 @@ class Diverged(FairwayError):
 
 
 class TooFarBehind(FairwayError):
-    """Between this copy's end and what the master has kept there is a gap, or they share nothing at all."""
+    """There is a gap between this copy's end and the master's first records, or the two share nothing at all."""
 
     def __init__(self, first_bases: tuple[int, int], why: str) -> None:
         super().__init__(f"{why}: this copy begins anew, and what it had is kept aside")
         self.first_bases = first_bases
-        self.epoch = 0  # of the master whose snapshot was fetched; 0: none was, for the logs are all there is
+        # of the master whose snapshot was fetched; 0: none was fetched, for the logs are all of the state
+        self.epoch = 0
 
 
 class ActionsRepaired(FairwayError):
-    """Actions that had rotted are whole again: the groups have to be made again from them."""
+    """Rotten actions are repaired: the copy has to rebuild the groups from them."""
 
     def __init__(self) -> None:
         super().__init__("actions that had rotted were repaired: the directory is opened again")
@@ -83,23 +115,24 @@ Remedy: TypeAlias = Diverged | TooFarBehind | ActionsRepaired
 
 
 class ReplicaRefill(Protocol):
-    """What a copy begins anew with whose logs are not all there is to it."""
+    """The state with which a copy starts over, for a copy whose logs are not all of its state."""
 
     async def messages_end(self) -> int:
-        """Up to here what was made of the message log cannot be undone: a log is not cut before it."""
+        """The end of the part of the message log whose effects cannot be undone: the log is not cut before it."""
 
     async def fetch(self, wire: ReplicaConnection, group: str, epoch: int, directory_id: int) -> None:
-        """Return once everything is on this copy's disk, ready to take the place of what it has."""
+        """Return once everything is on this copy's disk, ready to replace the present state."""
 
     def discard(self) -> None:
-        """It is not needed."""
+        """Drop what was fetched: it is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
     credits: int = 8  # answers that may be under way
     wait_ms: int = 1_000
-    catch_up_bytes: int = 8 * limits.MIB  # further behind than this, the careful rounds of a follower are left aside
+    # further behind than this, the store syncs less often than the master did (`fairway.storage.catch_up`)
+    catch_up_bytes: int = 8 * limits.MIB
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
 
@@ -119,7 +152,7 @@ class Follower:
         *,
         secret: bytes = b"",
     ) -> None:
-        """`secret`: it is shown to masters; its verifier stands in the copy's node."""
+        """`secret`: shown to masters; the copy's node has its verifier."""
         self._store = store
         self._promise = promise
         self._net = net
@@ -132,15 +165,15 @@ class Follower:
         self._wire: ReplicaConnection | None = None
         self._epoch = 0
         self._number = 0
-        self._owed: deque[tuple[int, int]] = deque()  # for each answer that came: the ends that it brings
-        self._held_ends: tuple[int, int] | None = None  # catching up: no more than this is claimed
+        self._owed: deque[tuple[int, int]] = deque()  # for each answer that came: the log ends after it
+        self._held_ends: tuple[int, int] | None = None  # while catching up: the copy confirms no more than this
         self._goal: tuple[int, int] = (0, 0)
         self._first_bases: tuple[int, int] = (0, 0)
         self.is_catching_up = False
         self.is_streaming = False
 
     async def run(self, master: FollowDecision) -> None:
-        """Follow until the connection ends; raises why it did."""
+        """Follow until the connection ends. Raises the reason."""
         wire = await ReplicaConnection.dial(self._net, self._clock, master.host, master.port, self._options.connection)
         try:
             followed = await self._introduce(wire, master)
@@ -165,7 +198,8 @@ class Follower:
             wire.abort()
 
     async def end_catch_up(self) -> None:
-        """Everything that came is synced, and a restart may rely on it; at once where nothing was to be caught up."""
+        """Wait until everything that came is synced, and a restart may rely on it. Returns at once without a
+        catch-up."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(fault: FairwayError | None) -> None:
@@ -182,7 +216,8 @@ class Follower:
     # --- repair ------------------------------------------------------------------------------------------------------
 
     async def _mend(self, wire: ReplicaConnection, followed: Followed) -> None:
-        """Ask for what has rotted here, as far as the master has it committed. What it cannot give either stays."""
+        """Ask for what is rotten here, as far as the master has it committed. Spans that the master cannot give stay
+        rotten."""
         for span in self._store.rotten_spans():
             at = span.start
             with suppress(Refused, RemoteProtocolError):
@@ -193,7 +228,8 @@ class Follower:
             raise ActionsRepaired
 
     def _put_back(self, log: int, position: int, data: bytes, followed: Followed) -> int:
-        """What has rotted. Where its bytes alone do not help, everything is fetched, if that can be."""
+        """Put repaired bytes in place. Where these alone do not help, raise `TooFarBehind` to fetch everything, if
+        possible."""
         try:
             return self._store.mend(log, position, data)
         except Refused as refused:
@@ -219,12 +255,12 @@ class Follower:
         return followed
 
     async def _settled(self) -> None:
-        """What came over the connection before is on disk, or never will be."""
+        """Wait until the records of the connection before are on disk, or never will be."""
         for log in LOGS:
             await self._log(log).flusher.synced(self._log(log).end)
 
     async def _agree(self, wire: ReplicaConnection, master: FollowDecision, followed: Followed) -> None:
-        """Return if what is here is a prefix of what the master has; raise what is to be done if not."""
+        """Return if this copy's logs are a prefix of the master's. Raise a `Remedy` otherwise."""
         try:
             await self._mend(wire, followed)
             await self._compare(wire, followed)
@@ -250,8 +286,8 @@ class Follower:
     async def _shared_end(
         self, wire: ReplicaConnection, log: int, extent: LogExtent, first_bases: tuple[int, int]
     ) -> int:
-        """Where the last record ends that both have. Of segments long past only the first record is looked at, until
-        it is clear in which of them histories part."""
+        """The end of the last record that both have. Of old segments this compares only the first record, until it is
+        clear in which segment the histories part."""
         store = self._store
         own_end = store.ends()[log]
         positions = [each for each in store.tail_positions(log) if each >= extent.first_base]
@@ -270,13 +306,13 @@ class Follower:
         end = self._end_of(log, last)
         if end < own_end:
             await self._check_parting(wire, log, end, extent.end)
-        if end < own_end and end < await self._settled_end(log):  # it was committed once: data loss was accepted
+        if end < own_end and end < await self._settled_end(log):  # committed once: data loss was accepted
             raise TooFarBehind(first_bases, f"log {log} differs from the master's where it was committed, at {end}")
         return end
 
     async def _last_shared(self, wire: ReplicaConnection, log: int, positions: Sequence[int]) -> int | None:
-        """Where one is shared, all below are: what has rotted there, on either side, is passed over. `Refused` where
-        nobody can tell whether what was lost above it was shared."""
+        """The last shared position: below a shared record, all are shared. Passes over records that are rotten on
+        either side. `Refused` where a rotten record above may have been shared."""
         places, lost = list(positions), list[int]()
         below, above = -1, len(places)  # shared; not shared
         while above - below > 1:
@@ -298,8 +334,9 @@ class Follower:
         return last if below >= 0 else None
 
     async def _check_parting(self, wire: ReplicaConnection, log: int, end: int, master_end: int) -> None:
-        """Where two histories part the master has a record of its own, perhaps behind a segment's header, or ends. Else
-        it has rotted, unnoticed: what this copy has there may be the last of it, and is not to be cut off."""
+        """Check that the master has a record of its own where the histories part, perhaps behind a segment's header, or
+        ends there. Otherwise the master has rotted there unnoticed: this copy's records may be the last, and must not
+        be cut off."""
         places = [end, end + segment.HEADER_BYTES]
         if master_end > places[-1]:
             compared, _ = await wire.ask(Compare(log, places, knows_rot=True), Compared)
@@ -307,7 +344,7 @@ class Follower:
                 raise Refused(Code.DAMAGED, f"the master has no record at {end} of log {log}: it has rotted there")
 
     async def _are_shared(self, wire: ReplicaConnection, log: int, places: Sequence[int]) -> list[bool | None]:
-        """None: it has rotted, here or there."""
+        """Whether the master has the same records. None: a record is rotten, here or there."""
         compared, _ = await wire.ask(Compare(log, list(places), knows_rot=True), Compared)
         if len(compared.marks) != len(places):
             raise RemoteProtocolError("the master has not compared every record that it was asked for")
@@ -316,7 +353,7 @@ class Follower:
         return [None if ROTTEN_MARK in pair else pair[0] == pair[1] for pair in zip(theirs, own, strict=True)]
 
     async def _settled_end(self, log: int) -> int:
-        """What lies below was committed, and other files speak of it."""
+        """The end of what was committed and what other files refer to."""
         checkpointed_end = self._store.checkpointed_ends()[log]
         if self._refill is None or log != MESSAGES:
             return checkpointed_end
@@ -360,11 +397,11 @@ class Follower:
         message = Replicate(self._group, self._epoch, directory_id, self._number, list(ends), starts or [], wait_ms)
         try:
             wire.send(message, self._came)
-        except FairwayError as error:  # it is about to end
+        except FairwayError as error:  # the connection is about to end
             wire.fail(error)
 
     def _came(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
-        """An answer: what it brings is gathered for the disk, and its credit goes back when that is synced."""
+        """Take an answer: gather its records for the disk. Its credit goes back when they are synced."""
         wire = self._wire
         if wire is None:
             return
@@ -389,7 +426,7 @@ class Follower:
             self._first_bases = first_bases
             self._store.retain_from(*first_bases)
         for want in message.wanted:
-            giving.give(self._store, wire, self._epoch, want)
+            give(self._store, wire, self._epoch, want)
         self._on_committed()
 
     def _synced(self) -> None:
@@ -407,7 +444,7 @@ class Follower:
             self._give_credit()
 
     def _caught_up(self, fault: FairwayError | None) -> None:
-        """From now on every claim counts."""
+        """Confirm everything that is synced from now on."""
         if fault is None:
             self._held_ends = None
 
@@ -417,4 +454,4 @@ def _first_bases(followed: Followed) -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: no stream is running."""

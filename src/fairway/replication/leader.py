@@ -1,17 +1,19 @@
-"""The master's side of replication: what each replica has synced, what is committed by that, and whose copies count.
+"""The master's side of replication: what each replica has synced, what is committed, and the in-sync set.
 
-A replica's REPLICATE is a confirmation and a credit. The confirmation moves the committed end, which is the least that
-every copy of the set *waited for* has synced. The credit is answered as soon as something is synced here that the
-replica does not have; with nothing but the committed ends where those have moved; and empty when its time is up.
+A replica's REPLICATE is a confirmation and a credit. The confirmation moves the committed end: the least end that every
+copy of the set *waited for* has synced. The leader answers the credit as soon as it has synced something that the
+replica lacks. It answers with the committed ends alone where only those have moved, and with nothing when the credit's
+time is up.
 
-The set in the registry is changed by one task, one compare-and-set at a time:
+One task changes the set in the registry, one compare-and-set at a time:
 
     a copy that is gone, or lags for too long     removed in the registry first, then waited for no more
     a copy that has caught up                     waited for first, then written into the registry
 
-What has rotted in the master's own logs is fetched from a copy that is in sync (`repairs`).
+The leader fetches what is rotten in its own logs from a copy in sync (`repairs`).
 
-Whoever finds out that another leads, or cannot know any more that none does, calls `on_deposed` and stops at once.
+When the leader learns that another copy leads, or can no longer be certain that none does, it calls `on_deposed` and
+stops at once.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from functools import partial
 import msgspec
 
 from fairway import limits
-from fairway.batch.secret import checked, copy_verifier_of
+from fairway.batch.identity import checked, copy_verifier_of
 from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol import Bytes
 from fairway.protocol.frames import stretch, stretched
-from fairway.protocol.replicating import (
+from fairway.protocol.replication_messages import (
     ACTIONS,
     MESSAGES,
     Chunk,
@@ -46,41 +48,40 @@ from fairway.protocol.replicating import (
 )
 from fairway.registry.layout import GroupRecord, RegisteredCopy, hex_id
 from fairway.registry.port import Registry, RegistryError
-from fairway.replication import log_answers
-from fairway.replication.law import with_member
-from fairway.replication.node import GroupNode
+from fairway.replication import peer as peers
+from fairway.replication.group_node import GroupNode
+from fairway.replication.leadership import with_member
 from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, ReplicaQuestion, has
-from fairway.replication.registered_copies import RegisteredCopies
-from fairway.replication.repairs import Repairs
-from fairway.replication.tally import ReplicationCounters
-from fairway.storage import copying
+from fairway.replication.registration import RegisteredCopies
+from fairway.replication.repairs import Repairs, ReplicationCounters
+from fairway.runtime.clock import Clock
+from fairway.storage import log_copies
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
-from fairway.world.clock import Clock
 
-QUESTIONS = (Follow, Compare, Replicate, Mend, Give)  # a union written where it is asked costs 1 µs
+QUESTIONS = (Follow, Compare, Replicate, Mend, Give)  # a union written where it is needed costs 1 µs
 LOGS = (MESSAGES, ACTIONS)
-_RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica that comes back takes about so long
+_RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica takes about so long to come back
 _UNKNOWN = Refused(Code.FENCED, "this replica is not known here, or under another epoch: follow again")
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
-    """How a master treats its replicas."""
+    """The bounds that a master sets for its replicas."""
 
-    lag_ms: int = 5_000  # a replica that has not caught up for so long is waited for no more
-    gone_ms: int = 1_000  # and one whose connection is gone
+    lag_ms: int = 5_000  # the master stops waiting for a replica that has not caught up for so long
+    gone_ms: int = 1_000  # and for a replica whose connection is gone for so long
     check_ms: int = 100
     chunk_bytes_max: int = limits.MIB  # of one answer
-    wait_ms_max: int = 5_000  # that a credit is kept
-    news_ms: int = 20  # until a replica knows of a committed end that no message follows
+    wait_ms_max: int = 5_000  # how long a credit waits
+    news_ms: int = 20  # until a replica learns of a committed end that no message follows
     catch_up_bytes_per_s: int = 128 * limits.MIB  # to each replica that is not in sync
-    repair_ms: int = 2_000  # that a replica has to bring what has rotted here
-    repair_again_ms: int = 60_000  # that one which is in sync and does not is waited for, and then left alone
+    repair_ms: int = 2_000  # for a replica to bring what is rotten here
+    repair_again_ms: int = 60_000  # how long the master asks a silent copy in sync, and then leaves it alone
 
 
 class Leader:
-    """One reign: one epoch of one group. Lives on the loop of its store."""
+    """One master of one group, in one epoch. Lives on the loop of its store."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class Leader:
         living: Mapping[str, RegisteredCopy],
         tally: ReplicationCounters | None = None,
     ) -> None:
-        """`session`: at the registry, the one whose end others take for this copy's. `living`: the copies that are
-        registered. `tally`: of all reigns."""
+        """`session`: the registry session whose end lets another copy take over. `living`: the registered copies.
+        `tally`: counters of this process, over all epochs."""
         record = node.record
         if record is None:
             raise ValueError("who leads has read the group's node")
@@ -117,7 +118,7 @@ class Leader:
         self._clock = clock
         self._call_later = call_later
         self._on_deposed = on_deposed
-        self._waited: set[str] = set(record.in_sync) | {self.me}  # asked, and its order does not matter
+        self._waited: set[str] = set(record.in_sync) | {self.me}  # only looked up, so its order does not matter
         self._began_ns = clock.monotonic_ns()
         self._is_refresh_due = False
         self._stirred = asyncio.Event()
@@ -149,22 +150,22 @@ class Leader:
             peer.drop()
 
     def refresh(self, living: Mapping[str, RegisteredCopy] | None = None) -> None:
-        """The registry has news, or may have. `living`: the copies that are registered, where it was read."""
+        """Read the registry again soon. `living`: the registered copies, if the caller has just read them."""
         if living is not None:
             self.living.update(living, self._remembered())
             self._check_peers()
         self._is_refresh_due = True
         self._stirred.set()
 
-    # --- what the server asks ----------------------------------------------------------------------------------------
+    # --- calls from the server ---------------------------------------------------------------------------------------
 
     def certain_until_ns(self) -> int:
-        """Until when no other copy can lead; in the past: one may."""
+        """Until when no other copy can lead; in the past: another copy may lead."""
         registry = self._registry
         return 0 if self.is_over or registry.session_id != self._session else registry.certain_until_ns()
 
     def is_certain(self) -> bool:
-        """Whether no other copy can lead yet; whoever is told no is deposed by that."""
+        """Whether no other copy can lead yet. If not, this call deposes the leader."""
         if self.is_over:
             return False
         if self._clock.monotonic_ns() < self.certain_until_ns():
@@ -173,7 +174,7 @@ class Leader:
         return False
 
     def _watch_lease(self) -> None:
-        """When the lease may have ended: nobody need ask for a master to step down."""
+        """Check again when the lease may have ended, so that a master steps down without a request."""
         if self.is_certain():
             rest_ns = self._registry.certain_until_ns() - self._clock.monotonic_ns()
             self._lease_timer = self._call_later(max(rest_ns, NS_PER_MS) / NS_PER_S, self._watch_lease)
@@ -183,7 +184,7 @@ class Leader:
         return self.record.in_sync
 
     def why_read_only(self, *, is_pinned: bool = False) -> str:
-        """Why no messages are taken; empty: they are. `is_pinned`: only those that this group may have already."""
+        """Why the group takes no messages; empty: it does. `is_pinned`: only batches that it may have already."""
         copies, least = len(self.record.in_sync), self.record.min_in_sync
         if self.is_closed:
             return f"group {self.group} is given up, by command, and takes nothing any more: send elsewhere"
@@ -198,7 +199,7 @@ class Leader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the group is given up: nothing is taken that might be lost with it."""
+        """Whether the group is given up: it takes nothing that might be lost with it."""
         return self.record.is_closed or self.record.is_done
 
     @property
@@ -206,22 +207,22 @@ class Leader:
         return len(self.record.in_sync) >= self.record.min_in_sync
 
     def check_writable(self, *, is_pinned: bool) -> None:
-        """`Refused` where a batch is not taken."""
+        """`Refused` where the group takes no batch."""
         why = self.why_read_only(is_pinned=is_pinned)
         if why:
             raise Refused(Code.READ_ONLY, why, retry_after_ms=_RETRY_AFTER_MS)
 
-    # --- what replicas ask -------------------------------------------------------------------------------------------
+    # --- requests of replicas ----------------------------------------------------------------------------------------
 
     def answer(self, request: ReplicaQuestion) -> None:
-        """One of `QUESTIONS`; `Refused` where it cannot be answered."""
+        """Answer one of `QUESTIONS`; `Refused` where that is impossible."""
         message = request.message
         if isinstance(message, Follow):
             request.respond(self._follow(request, message))
         elif isinstance(message, Compare):
-            request.respond(log_answers.compare(self._store, message))
+            request.respond(peers.compare(self._store, message))
         elif isinstance(message, Mend):
-            mended, data = log_answers.mend(self._store, message, self.options.chunk_bytes_max)
+            mended, data = peers.mend(self._store, message, self.options.chunk_bytes_max)
             request.respond(mended, [stretch(data)])
         elif isinstance(message, Give):
             request.respond(self._given(request, message))
@@ -231,7 +232,7 @@ class Leader:
     def _follow(self, request: ReplicaQuestion, message: Follow) -> Followed:
         if message.group != self.group:
             raise Refused(Code.BAD_REQUEST, f"this is a copy of group {self.group}, not of {message.group}")
-        if message.epoch > self.epoch:  # the registry knows whether it is true
+        if message.epoch > self.epoch:  # the registry knows whether that is true
             self.refresh()
             raise Refused(Code.NOT_MASTER, f"epoch {self.epoch} may be over: ask the registry who leads")
         if message.epoch < self.epoch:
@@ -247,11 +248,11 @@ class Leader:
         peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns(), verifier)
         if before is not None:
             peer.caught_up_ns = before.caught_up_ns
-        return Followed(self.epoch, [log_answers.extent(self._store, log) for log in LOGS])
+        return Followed(self.epoch, [peers.extent(self._store, log) for log in LOGS])
 
     def _check_registered(self, directory: str, verifier: bytes) -> None:
-        """Only copies of the group are followed by anybody: those that are registered, and those that it knows and that
-        the registry does not answer now. Whoever was neither in sync nor is registered any more is forgotten."""
+        """Accept only copies of the group: registered copies, and known copies that the registry does not show now.
+        Forgets peers that are neither connected nor registered nor known."""
         remembered = self._remembered()
         for each, peer in [*self.peers.items()]:
             if not (peer.is_connected or each in self.living or each in remembered):
@@ -265,12 +266,12 @@ class Leader:
             raise
 
     def _remembered(self) -> set[str]:
-        """The copies that are not forgotten when they are not registered any more."""
+        """The copies to remember while they are not registered."""
         return {*self.record.members, *self._waited}
 
     def _check_peers(self) -> None:
-        """Send away peers that have shown another secret than the one that the copy's node stands for now: the copy was
-        started again, or a stranger followed before the node was known here. Such a peer confirms nothing."""
+        """Dismiss peers that have shown another secret than the copy's node has now: the copy was restarted, or a
+        stranger followed before the node was known here. Such a peer confirms nothing."""
         for peer in self.peers.values():
             if not peer.is_sent_away and not self.living.accepts(peer.directory, peer.verifier):
                 peer.confirmed = None
@@ -284,7 +285,7 @@ class Leader:
         return peer
 
     def _given(self, request: ReplicaQuestion, message: Give) -> Given:
-        """What has rotted here, from a replica. It is checked by whoever puts it in place."""
+        """Take bytes for a rotten span from a replica. The store checks them before it puts them in place."""
         peer = self.known(request, message)
         data = stretched(request.attachments[0]) if request.attachments else b""
         end = self.repairs.take(peer.directory, message, data, self._clock.monotonic_ns())
@@ -292,7 +293,7 @@ class Leader:
         return Given(end)
 
     def known(self, request: ReplicaQuestion, message: Replicate | Give | TakeSnapshot) -> Peer:
-        """The replica that asks; `Refused` where it has to follow first, on this connection."""
+        """The replica that asks; `Refused` where it has to send FOLLOW first, on this connection."""
         peer = self.peers.get(hex_id(message.directory_id))
         is_known = peer is not None and peer.session is request.session and not peer.is_sent_away
         if peer is None or not is_known or message.epoch != self.epoch:
@@ -318,13 +319,13 @@ class Leader:
     # --- what is committed -------------------------------------------------------------------------------------------
 
     def _synced(self) -> None:
-        """Something more is on our own disk."""
+        """Confirm and send: more is synced on the master's own disk."""
         self._confirm()
         for peer in self.peers.values():
             self._pump(peer)
 
     def _confirm(self) -> None:
-        """The committed ends: what every copy has that is waited for. The store knows what it has synced itself."""
+        """Move the committed ends to what every copy of the set has. The store knows what it has synced itself."""
         if not self.is_certain():
             return
         messages_end, actions_end = self._store.ends()
@@ -340,17 +341,17 @@ class Leader:
         self._spread_the_word()
 
     def _spread_the_word(self) -> None:
-        """See to it that replicas learn of new committed ends, although no message may follow."""
+        """Have replicas learn of new committed ends, although no message may follow."""
         committed = self._store.committed_ends()
         for peer in self.peers.values():
             if peer.news_ns is None and peer.told != committed:
                 peer.news_ns = self._clock.monotonic_ns()
                 self._arm(peer)
 
-    # --- what is sent ------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     def _pump(self, peer: Peer) -> None:
-        """Answer its credits as long as there is something to say."""
+        """Answer the peer's credits while there is something to send."""
         now_ns = self._clock.monotonic_ns()
         while peer.credits and not self.is_over and peer.is_connected:
             chunks, attachments = self._chunks(peer, now_ns)
@@ -360,7 +361,7 @@ class Leader:
         self._arm(peer)
 
     def _send_away(self, peer: Peer, refused: Refused) -> None:
-        """It cannot go on from where it is: it has to follow again, and finds out what to do."""
+        """Refuse the peer: it cannot go on from where it is. It has to follow again, and learns what to do."""
         if peer.credits:
             peer.credits.popleft().question.refuse(refused)
         if self.peers.get(peer.directory) is peer:
@@ -386,7 +387,7 @@ class Leader:
         peer.credits.popleft().question.respond(answer, attachments)
 
     def _chunks(self, peer: Peer, now_ns: int) -> tuple[list[Chunk], list[Bytes]]:
-        """What it lacks and is synced here: messages first, for actions speak of them."""
+        """What the peer lacks and the master has synced: messages first, because actions refer to them."""
         chunks: list[Chunk] = []
         attachments: list[Bytes] = []
         if peer.is_sent_away or (peer.directory not in self._waited and now_ns < peer.free_ns):
@@ -396,7 +397,7 @@ class Leader:
         for log in LOGS:
             while room > 0 and peer.cursor[log] < ends[log]:
                 found = self._read(peer, log, room)
-                if found is None:  # it is being fetched, and what comes behind it waits; or it is sent away
+                if found is None:  # a fetch is under way, and what follows waits; or the peer is dismissed
                     return chunks, attachments
                 base, position, data = found
                 chunks.append(Chunk(log, base, position))
@@ -405,9 +406,9 @@ class Leader:
                 room -= len(data)
         return chunks, attachments
 
-    def _read(self, peer: Peer, log: int, room: int) -> copying.SegmentChunk | None:
-        """What comes next. What is not in memory is fetched first, one piece at a time, so that a replica that is far
-        behind does not make everybody wait for the device."""
+    def _read(self, peer: Peer, log: int, room: int) -> log_copies.SegmentChunk | None:
+        """The next chunk for the peer. Fetches what is not in memory, one piece at a time, so that a replica far behind
+        does not make the loop wait for the device."""
         position = peer.cursor[log]
         if position < self._store.first_bases()[log]:
             sentence = f"retention has taken what this replica lacks, from {position} of log {log} on: follow again"
@@ -429,12 +430,12 @@ class Leader:
             return None
         return found
 
-    def _fetched(self, peer: Peer, log: int, found: copying.SegmentChunk | Damaged | StorageFault) -> None:
+    def _fetched(self, peer: Peer, log: int, found: log_copies.SegmentChunk | Damaged | StorageFault) -> None:
         peer.is_fetching = False
         self.tally.fetches += 1
         if self.is_over or self.peers.get(peer.directory) is not peer:
             return
-        if isinstance(found, copying.SegmentChunk):
+        if isinstance(found, log_copies.SegmentChunk):
             peer.fetched = (log, found)
             self._pump(peer)
         else:
@@ -444,8 +445,8 @@ class Leader:
         self._send_away(peer, Refused(Code.DAMAGED, f"the master cannot read on in log {log}: {why}"))
 
     def _arm(self, peer: Peer) -> None:
-        """One timer: for the oldest credit, for news, or until more may be sent. One that rings early looks again, so
-        that a busy replica costs no timers."""
+        """Set one timer: for the oldest credit, for news, or until more may be sent. A timer that fires early looks
+        again, so that a busy replica costs no timers."""
         if self.is_over or not peer.credits or not peer.is_connected:
             return
         due_ns = peer.credits[0].until_ns
@@ -465,7 +466,7 @@ class Leader:
         if not self.is_over:
             self._pump(peer)
 
-    # --- whose copies count ------------------------------------------------------------------------------------------
+    # --- the in-sync set ---------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """Look at the set, again and again."""
@@ -477,7 +478,7 @@ class Leader:
             try:
                 await self._look()
             except (RegistryError, Refused):
-                continue  # no answer: `is_certain` sees to it that this does not go on for long
+                continue  # no answer: `is_certain` bounds how long this goes on
 
     async def _look(self) -> None:
         if not self.is_certain():
@@ -494,7 +495,7 @@ class Leader:
             await self._change_set(wanted)
 
     def _wanted(self) -> list[str]:
-        """The set as it should be, in the order of the registry's; whoever comes in is waited for from now on."""
+        """The set as it should be, in the order of the registry's. The master waits for a new copy from now on."""
         now_ns = self._clock.monotonic_ns()
         kept = [each for each in self.record.in_sync if each == self.me or not self._is_lost(each, now_ns)]
         for directory, peer in self.peers.items():
@@ -509,7 +510,7 @@ class Leader:
         return peer.is_connected and peer.confirmed is not None and has(peer.confirmed, self._store.committed_ends())
 
     def _is_registered(self, peer: Peer, now_ns: int) -> bool:
-        """Only a registered copy counts; the leader looks again for the node of one that may have come back."""
+        """Whether the copy is registered; only such a copy counts. If not, looks again: the copy may have come back."""
         if peer.directory not in self.living:
             self.living.seek(now_ns)
             return False
@@ -530,17 +531,17 @@ class Leader:
         return now_ns - since_ns > self.options.gone_ms * NS_PER_MS
 
     async def _change_set(self, wanted: list[str]) -> None:
-        """Compare-and-set; until the outcome is known the larger set is waited for."""
+        """Change the set by compare-and-set. Until the outcome is known, the master waits for the larger set."""
         members = self.record.members
         for directory in wanted:
             members = with_member(members, directory)
-        with suppress(Refused):  # it has changed nothing: nobody is waited for who does not count
+        with suppress(Refused):  # nothing has changed, and the master waits for no copy in vain
             await self._node.change(msgspec.structs.replace(self.record, in_sync=wanted, members=members))
         self._take_in()
         self._confirm()
 
     def _take_in(self) -> None:
-        """What the node says now."""
+        """Take over what the node says now."""
         record = self._node.record
         if record is None or record.master != self.me or record.epoch != self.epoch:
             leads = "nobody" if record is None else f"{record.master}, under epoch {record.epoch},"
@@ -549,15 +550,15 @@ class Leader:
         self.record = record
         self._waited = set(record.in_sync) | {self.me}
 
-    # --- what has rotted here ----------------------------------------------------------------------------------------
+    # --- repair of the master's logs ---------------------------------------------------------------------------------
 
     async def mended(self) -> None:
-        """Return when no copy in sync could have anything of what has rotted here: it is whole, or never will be."""
+        """Return when no copy in sync could repair anything more: the logs are whole, or stay rotten."""
         while not self.is_over and self.repairs.is_hopeful(self._others(), self._clock.monotonic_ns()):  # noqa: ASYNC110
             await asyncio.sleep(self.options.check_ms / 1_000)  # time alone may end it
 
     def hopeless_spans(self) -> int:
-        """How many rotten spans nobody in sync can repair."""
+        """How many rotten spans no copy in sync can repair."""
         return self.repairs.hopeless(self._others(), self._clock.monotonic_ns())
 
     def _others(self) -> list[str]:
@@ -567,8 +568,8 @@ class Leader:
         return self.repairs.hopes_for(position, self._others(), self._clock.monotonic_ns())
 
     def _seek_repair(self) -> None:
-        """Ask for the next span. Once actions were repaired, and nothing more is to be hoped for, the directory has to
-        be opened again: the groups are made from them."""
+        """Ask for the next span. After a repair of actions, once no other repair is possible, open the directory again:
+        the groups are rebuilt from the actions."""
         now_ns = self._clock.monotonic_ns()
         peers = [self.peers[each] for each in self._others() if each in self.peers and self.peers[each].is_connected]
         chosen = self.repairs.choose(peers, now_ns)
@@ -577,7 +578,7 @@ class Leader:
             peer.wanted = Want(span.log, span.start, span.end - span.start)
             self._pump(peer)
         elif self._store.is_view_stale and not self.repairs.is_hopeful(self._others(), now_ns):
-            self._store.checkpoint(self._open_again)  # it says that nothing is rotten any more
+            self._store.checkpoint(self._open_again)  # the checkpoint says that nothing is rotten any more
 
     def _open_again(self) -> None:
         self._depose("actions that had rotted were repaired: the directory is opened again")
@@ -596,4 +597,4 @@ def _pair(ends: list[int]) -> tuple[int, int]:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing: the leader is closed."""

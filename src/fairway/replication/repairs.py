@@ -1,36 +1,50 @@
-"""What has rotted in a master's own logs, and which copy is asked for it.
+"""Repair of a master's own logs: what is rotten there, and which copy the master asks for it.
 
-    a reader meets damage, or recovery did ─► a span ─► a copy in sync is told that it is wanted ─► GIVE ─► mended
+    a reader or recovery finds damage ─► a span ─► the master names it to a copy in sync ─► GIVE ─► repaired
 
-One span at a time, from one copy at a time: rot is rare, and the loop waits while the bytes are synced. A copy that has
-not got it either is not asked for that span again before it has followed anew. One that does not answer is asked again
-and again, behind the others. If it stands still it is soon in sync no more, and then it is not hoped for; one that is
-in sync and has not answered for a minute is left alone for as long. While there is hope, readers wait for the span
-instead of stepping over it (`hopes_for`).
+The master asks for one span at a time, from one copy at a time: rot is rare, and the loop waits while the bytes are
+synced. A copy that does not have a span is not asked for that span again before it has followed again. A silent copy is
+asked again and again, after the others. A copy that stands still is soon out of sync, and then cannot be hoped for. A
+copy in sync that has not answered for a minute is left alone for a minute. While there is hope, readers wait for the
+span instead of stepping over it (`hopes_for`).
 
-Only copies that are in sync are asked, over the connection on which they follow: what they have there is by the law of
-replication what the master had. It is checked all the same, record by record, before anything is written.
+The master asks only copies in sync, over the connection on which they follow: by the rules of replication they have the
+same records there. The store still checks every record before it writes anything.
+
+`ReplicationCounters` counts for as long as the process lives, whichever copy leads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault
-from fairway.protocol.replicating import MESSAGES, Give
+from fairway.protocol.replication_messages import MESSAGES, Give
 from fairway.replication.peer import NS_PER_MS, Peer
-from fairway.replication.tally import ReplicationCounters
 from fairway.storage.checkpoint import RotMark
-from fairway.storage.mending import DamagedRange
+from fairway.storage.repair import DamagedRange
 from fairway.storage.store import Store
 
+
+@dataclass(slots=True)
+class ReplicationCounters:
+    reigns: int = 0
+    depositions: int = 0
+    refused_follows: int = 0  # of directories that are not registered, or without the copy's secret
+    catch_up_bytes: int = 0  # sent to replicas that were not in sync
+    fetches: int = 0  # reads for replicas that missed memory
+    mended_spans: int = 0  # of the own logs, from another copy
+    mended_bytes: int = 0
+
+
 _FOR_EVER_NS = 1 << 62
-_SOON_NS = 200 * NS_PER_MS  # a checkpoint is written by then
+_SOON_NS = 200 * NS_PER_MS  # the store has written a checkpoint by then
 
 
 class RepairRequest(NamedTuple):
-    """A span that a copy was told of."""
+    """A span that the master has asked a copy for."""
 
     directory: str
     span: DamagedRange
@@ -38,11 +52,11 @@ class RepairRequest(NamedTuple):
 
 
 class Repairs:
-    """Of one master, in one reign."""
+    """The repairs of one master, in one epoch."""
 
     def __init__(self, store: Store, tally: ReplicationCounters, answer_ms: int, again_ms: int) -> None:
-        """`answer_ms`: a copy has so long to answer; `again_ms`: one that has never done so for so long is then not
-        asked for as long."""
+        """`answer_ms`: how long a copy has to answer. `again_ms`: how long the master asks a silent copy before it
+        leaves the copy alone for as long."""
         self._store = store
         self._tally = tally
         self._answer_ns = answer_ms * NS_PER_MS
@@ -51,17 +65,19 @@ class Repairs:
         self._rest_until_ns = 0
         self._marks: list[RotMark] = []
         self._spans: list[DamagedRange] = []
-        self._denied: dict[tuple[str, int, int], int] = {}  # by copy, log and end of a span: until when
-        self._silent: dict[str, int] = {}  # by copy: until when it is left alone
-        self._unanswered: dict[str, tuple[int, int]] = {}  # by copy: since when, and when it was asked last
-        self._owed: set[tuple[str, int, int]] = set()  # what copies were asked for: copy, log, where it begins
+        # by copy, log and end of a span: until when the copy does not have it
+        self._denied: dict[tuple[str, int, int], int] = {}
+        self._silent: dict[str, int] = {}  # by copy: until when the master leaves it alone
+        # by copy: since when it is silent, and when it was asked last
+        self._unanswered: dict[str, tuple[int, int]] = {}
+        self._owed: set[tuple[str, int, int]] = set()  # what copies were asked for: copy, log, position
 
     def spans(self) -> list[DamagedRange]:
-        """What is to be mended: all of it was committed, so that the copies in sync have had it."""
+        """The spans to repair. All of them were committed, so the copies in sync have had them."""
         marks = self._store.rotten
         if marks != self._marks:
             self._marks, self._spans = marks, self._store.rotten_spans()
-            self._unanswered.clear()  # who did not answer for one span has not been asked for another yet
+            self._unanswered.clear()  # a copy that is silent about one span was not asked for another yet
             self._owed.clear()
         ends = self._store.committed_ends()
         return [each for each in self._spans if each.end <= ends[each.log]]
@@ -69,18 +85,18 @@ class Repairs:
     # --- hope --------------------------------------------------------------------------------------------------------
 
     def is_hopeful(self, others: Iterable[str], now_ns: int) -> bool:
-        """Whether any of these copies may still have something that has rotted here."""
+        """Whether any of these copies may still have a rotten span."""
         others = list(others)
         return any(self._has_hope(span, others, now_ns) for span in self.spans())
 
     def hopeless(self, others: Iterable[str], now_ns: int) -> int:
-        """How many spans none of them has."""
+        """How many rotten spans none of these copies has."""
         others = list(others)
         self.spans()
         return sum(not self._has_hope(span, others, now_ns) for span in self._spans)
 
     def hopes_for(self, position: int, others: Iterable[str], now_ns: int) -> bool:
-        """The same for a message that was there."""
+        """Whether any of these copies may still have the message at this position."""
         lost = [each for each in self.spans() if each.log == MESSAGES and each.start <= position < each.end]
         return bool(lost) and self._has_hope(lost[0], list(others), now_ns)
 
@@ -92,8 +108,8 @@ class Repairs:
         return now_ns >= max(denied_until_ns, self._silent.get(directory, 0))
 
     def forget(self, directory: str) -> None:
-        """The copy follows anew: it may have been repaired itself, or be another version. For how long it has not
-        answered is remembered, or one that comes and goes would be hoped for for ever."""
+        """Forget what the copy lacked: it follows again, and may have been repaired, or run another version. Its
+        silence stays on record. Otherwise the master would hope for ever for a copy that comes and goes."""
         self._silent.pop(directory, None)
         self._owed = {each for each in self._owed if each[0] != directory}
         self._denied = {key: until_ns for key, until_ns in self._denied.items() if key[0] != directory}
@@ -103,7 +119,7 @@ class Repairs:
     # --- asking ------------------------------------------------------------------------------------------------------
 
     def choose(self, peers: Iterable[Peer], now_ns: int) -> tuple[Peer, DamagedRange] | None:
-        """Whom to ask for what, now."""
+        """Which peer to ask for which span now."""
         asked = self._asked
         if asked is not None:
             if now_ns < asked.until_ns:
@@ -128,12 +144,12 @@ class Repairs:
             self._silent[asked.directory] = now_ns + self._again_ns
 
     def take(self, directory: str, give: Give, data: bytes, now_ns: int) -> int:
-        """What a copy has brought, soon or late; up to where everything is whole again."""
+        """Put the bytes that a copy has brought in place, soon or late. Returns the end of what is whole again."""
         self._unanswered.pop(directory, None)
         owed = (directory, give.log, give.position)
         span = next((each for each in self.spans() if (each.log, each.start) == owed[1:]), None)
         if span is None or owed not in self._owed:
-            return give.position  # somebody else has brought it
+            return give.position  # another copy has brought it
         self._owed.discard(owed)
         if self._asked is not None and self._asked.span == span:
             self._asked = None
@@ -151,7 +167,7 @@ class Repairs:
         return end
 
     def _cannot(self, asked: RepairRequest, error: FairwayError, now_ns: int) -> None:
-        """It could not be put in place: now, or not from this copy."""
+        """Note that the bytes could not be put in place: now, or never from this copy."""
         if isinstance(error, Refused) and error.code is Code.BUSY:
             self._rest_until_ns = now_ns + _SOON_NS
         elif isinstance(error, DiskFull):

@@ -1,26 +1,29 @@
-"""Fair actors: every consumer group gets its share of the broker's time, however many consumers it has.
+"""Fair scheduling: every consumer group gets its share of the broker's time, however many consumers it has.
 
-One actor per key, such as (subject, group). All requests of a group, whatever their kind, go into its actor's mailbox;
-the scheduler gives ready actors short slices, always to the one that has had least so far. So a group with a hundred
-consumers gets no more than a group with two, and a group whose requests are slow (because they read cold data) is held
-back by its own slowness: that is the whole of the rate limiting.
+Each key, such as a group, has one actor. All requests of a group, of any kind, go into its actor's mailbox. The
+scheduler gives ready actors short slices, always to the actor that has used the least time so far. So a group with 100
+consumers gets no more time than a group with two. Slow requests, such as reads of cold data, slow down only their own
+group: no other rate limit is needed.
 
-    processor    the port: what a request is, and who handles it
-    mailbox      a bounded queue of requests, and beside it those that wait for something to come
-    actor        a mailbox, its account of time, and whether it may run
-    account      what one connection has used
-    order        who is next: by virtual time, or by arrival for comparison
-    alarms       when an actor must be looked at although nothing has happened
-    scheduler    turns and slices, expiry, refusal, removal
+    mailbox       what a request and a processor are; the bounded queue of one actor's requests
+    actor         a mailbox, the time it has used, and whether it may run
+    account       the time that one connection has used
+    virtual_time  which actor is next: `VirtualTime`, or `Arrival` for comparison
+    timers        wakes the scheduler for deadlines, ended waits and idle actors
+    scheduler     turns and slices, expiry, refusal, removal of actors
 
-Blind to storage and protocol. Everything runs on one loop's thread.
+`Scheduler.dispatch` puts a request into a mailbox. In a turn of the loop the scheduler picks an actor, and the
+request's processor handles the request. `process` returns a `TurnResult`; a request that cannot be handled in time ends
+with an `Expiry`.
+
+The package knows nothing of storage or protocol. Everything runs on one loop's thread.
 """
 
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import Actor
-from fairway.scheduling.order import Arrival, RunOrder, VirtualTime
-from fairway.scheduling.processor import Expiry, Processor, Request, TurnResult
+from fairway.scheduling.mailbox import Expiry, Processor, Request, TurnResult
 from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerCounters, SchedulerOptions
+from fairway.scheduling.virtual_time import Arrival, RunOrder, VirtualTime
 
 __all__ = [
     "Account",

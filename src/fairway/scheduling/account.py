@@ -1,24 +1,28 @@
-"""What one connection has used of the loop.
+"""The account of a connection: the loop time that it has used.
 
-An actor has an account of time of its own, for all who use it. A request counts against both: its actor and its
-connection. So a connection that uses a hundred actors gets the time of one connection, and an actor that a hundred
-connections use gets the time of one actor (`order`).
+A request counts against two accounts: the time of its actor, for all connections that use the actor, and the account of
+its connection. So a connection that uses 100 actors gets the time of one connection. An actor that 100 connections use
+gets the time of one actor (`virtual_time`).
 
-Each request of a connection starts, in virtual time, where the one before it is expected to end. What that one really
-took is known later, and moves the start of those to come, though not before that of one which may still be waiting:
-otherwise a request would overtake it. Requests that wait already are moved when their turn comes, if their connection
-has used more by then than was expected: a thousand requests that cost forty times what others do would otherwise all
-be served as cheap ones.
+Each request of a connection starts, in virtual time, at the expected end of the request before it. The real cost is
+known later and moves the start of later requests. No start moves before the start of a request that may still wait:
+otherwise a later request would overtake that request.
+
+The scheduler also moves waiting requests when their turn comes, if their connection has used more than expected by
+then. Otherwise 1,000 requests that each cost 40 times the usual would all be served as cheap ones.
 """
 
 from __future__ import annotations
 
-COST_NS = 50_000.0  # of a request whose connection nobody knows yet: a small produce, about
+COST_NS = 50_000.0  # of a request of a new connection: about a small produce
 
 
 class Account:
-    """`start_ns`: where its last request starts. `end_ns`: where that one is expected to end. `cost_ns`: what a request
-    of it takes, by experience. `served_ns`: where the request that was served last really ended."""
+    """The virtual times of one connection.
+
+    `start_ns`: the start of its last request. `end_ns`: the expected end of that request. `cost_ns`: the usual cost of
+    a request, by experience. `served_ns`: the real end of the request that was served last.
+    """
 
     __slots__ = ("cost_ns", "end_ns", "is_new", "served_ns", "start_ns")
 

@@ -1,11 +1,11 @@
-"""An actor: a mailbox, an account of the time it has used, and two independent facts about whether it may run.
+"""An actor: a mailbox, the time it has used, and two independent facts that decide whether it may run.
 
     run state      IDLE ── work arrives ──► READY ── picked ──► RUNNING ── slice ends ──► READY or IDLE
     suspensions    a count: `suspend` adds one, `Scheduler.resume` takes one off; above zero no request is handled
 
-A suspension is for work under way elsewhere, such as a cold read, and short. It is not for a long poll (WAIT is), nor
-for a group that an operator has paused (its processor answers that). A suspended actor finishes the request at hand,
-still tells requests that their time is up, and is never removed: so whoever suspended it may hold on to it.
+A processor suspends its actor for short work elsewhere, such as a cold read. A long poll does not suspend: its
+processor returns WAIT. Nor does a paused group: its processor answers for the pause. A suspended actor finishes the
+request at hand, still expires overdue requests, and is never removed. So the processor may keep a reference to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ IDLE, READY, RUNNING = RunState  # reading a member through its class costs 0.1 
 
 
 class Actor:
-    """One actor. Processors call `suspend` and `charge`; the rest belongs to the scheduler, but for reading figures."""
+    """One actor. Processors call `suspend` and `charge`, and may read the figures. The rest belongs to the
+    scheduler."""
 
     __slots__ = (
         "alarm_ns",
@@ -58,23 +59,23 @@ class Actor:
         self.suspensions = 0
         self.weight = weight
         self.byte_cost_ns = byte_cost_ns
-        self.virtual_ns = 0.0  # time used, divided by weight: the one with the least runs next
-        self.owed_ns = 0.0  # used, and not yet in `virtual_ns`
-        self.rank = 0.0  # its place among the ready, by what its accounts had used
-        self.place = 0  # the number of its entry among the ready; others of it are out of date
+        self.virtual_ns = 0.0  # time used, divided by weight: the actor with the least runs next
+        self.owed_ns = 0.0  # time used that is not in `virtual_ns` yet
+        self.rank = 0.0  # its rank among the ready actors, from what its accounts had used
+        self.place = 0  # the number of its entry among the ready actors; other entries are out of date
         self.idle_since_ns = now_ns
         self.alarm_ns = NEVER_NS
-        self.sweep_ns = 0  # what the look at all its requests has taken so far
-        self.swept_until_ns = 0  # its requests were looked at just now
-        self.is_background = False  # set by its processor: the scheduler is not busy for its sake
-        self.served_ns = 0  # figures for people
+        self.sweep_ns = 0  # the time that the current sweep has taken so far
+        self.swept_until_ns = 0  # no new sweep before this time
+        self.is_background = False  # set by its processor: its slices do not count in `Scheduler.busy_ns`
+        self.served_ns = 0  # figures for operators
         self.elsewhere_ns = 0
         self.bytes_served = 0
         self.slices = 0
 
     @property
     def may_run(self) -> bool:
-        """Whether a request can be handled, or must be told that its time is up."""
+        """Whether the actor has a request to handle or to expire."""
         mailbox = self.mailbox
         if self.suspensions or not (mailbox.arrived or (mailbox.is_woken and mailbox.waiting)):
             return bool(mailbox.overdue)
@@ -89,7 +90,7 @@ class Actor:
         self.suspensions -= 1
 
     def charge(self, *, elapsed_ns: int = 0, size_bytes: int = 0) -> None:
-        """Account for work done elsewhere on its behalf, when that ends, and for the bytes of a response.
+        """Account for work done elsewhere for the actor, when that work ends, and for the bytes of a response.
 
         Takes effect before the actor's next slice.
         """

@@ -1,18 +1,19 @@
-"""Turns and slices: which actor runs, for how long, and what it is charged.
+"""The scheduler: picks the actor that runs next, ends its slice, and charges its time.
 
-A turn of the loop picks ready actors one after the other until a slice's time is used up, then lets the loop's other
-callbacks run: a heartbeat waits for one slice and the request that overran it. One actor with much to do has the whole
-turn; many with little share it, because each turn of a loop costs a poll of the system (bench/scheduling).
+A turn of the loop picks ready actors one after the other until a slice's time is used up. Then the loop's other
+callbacks run: a heartbeat waits for one slice and for the request that overran it. One actor with much to do gets the
+whole turn. Many actors with little to do share it, because each turn of a loop costs a poll of the system
+(bench/scheduling).
 
-The charge of a slice is `max(elapsed, floor × requests) + what the actor owes`, in the order's own terms. The floor is
-there so that a thousand requests too short for the clock are not free. What it owes is work that others did on its
-behalf (a cold read in a thread, charged when it ends) and the bytes of its responses. It is taken before the actor is
-let in again as a sleeper: time used elsewhere is used, not slept.
+A slice costs `max(elapsed, floor × requests) + what the actor owes`, in the terms of the run order. The floor charges
+requests that are too short for the clock. An actor owes time for work done elsewhere (a cold read in a thread, charged
+when it ends) and for the bytes of its responses. The scheduler charges this before an idle actor becomes ready again:
+time used elsewhere does not count as sleep.
 
-What a request cost is charged to its connection as well, and an actor's place among the ready depends on both accounts
-(`order`).
+The cost of a request is charged to its connection as well. An actor's rank among the ready actors depends on both
+accounts (`virtual_time`).
 
-Every path is bounded: requests per actor, actors, weights; and full has an answer.
+Requests per actor, actors and weights all have a bound, and the scheduler refuses what exceeds it.
 """
 
 from __future__ import annotations
@@ -24,45 +25,45 @@ from itertools import count
 from typing import NoReturn, Protocol, TypeVar
 
 from fairway.errors import Code, Misuse, Refused
+from fairway.runtime.clock import Clock
 from fairway.scheduling.account import Account
 from fairway.scheduling.actor import IDLE, READY, RUNNING, Actor
-from fairway.scheduling.alarms import ActorTimers, TimerLoop
-from fairway.scheduling.mailbox import NEVER_NS, MailboxItem
-from fairway.scheduling.order import RunOrder, VirtualTime
-from fairway.scheduling.processor import Expiry, Processor, Request, TurnResult
-from fairway.world.clock import Clock
+from fairway.scheduling.mailbox import NEVER_NS, Expiry, MailboxItem, Processor, Request, TurnResult
+from fairway.scheduling.timers import ActorTimers, TimerLoop
+from fairway.scheduling.virtual_time import RunOrder, VirtualTime
 
 RequestT = TypeVar("RequestT", bound=Request)
 
-DONE, WAIT, AGAIN = TurnResult  # bound here for the same reason as the run states
+DONE, WAIT, AGAIN = TurnResult  # bound here for the same reason as the run states in `actor`
 
 WEIGHT_MIN = 0.01
 WEIGHT_MAX = 100.0
-SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: two thousand take 1 ms,
-SWEEP_SHARE = 50  # so the next one waits until so many times as long have passed
+SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: 2,000 take 1 ms,
+SWEEP_SHARE = 50  # so the next sweep waits for this many times as long
 
 
 class Loop(TimerLoop, Protocol):
     """The part of an asyncio loop that the scheduler needs."""
 
     def call_soon(self, callback: Callable[[], None], /) -> object:
-        """Call it in the loop's next turn. What it raises goes to the loop's exception handler."""
+        """Call the callback in the loop's next turn. Its exceptions go to the loop's exception handler."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOptions:
-    """What an operator may set."""
+    """The options of the scheduler that an operator may set."""
 
     slice_ns: int = 200_000  # half the wait of 0.5 ms, for 1 to 3 % of the loop's time (docs/adr/0005, bench/slices)
-    turn_slices_max: int = 256  # actors with one short request each; one per turn would poll the system for each
-    floor_ns: int = 2_000  # the least a request is charged: about what one costs that finds nothing
-    byte_cost_ns: float = 0.25  # of a response: copying it out goes at about 4 GB/s
-    mailbox_requests_max: int = 2_000  # a thousand consumers with two requests each
-    answer_margin_ns: int = 5_000_000  # a request with less left than this cannot be answered in time
-    idle_ns_max: int = 60_000_000_000  # then the actor is removed; a sleeper loses nothing by it
-    actors_max: int = 50_000  # with something to do in the last minute; about 2 KiB each
+    # actors with one short request each; with one slice per turn, each would cost a poll of the system
+    turn_slices_max: int = 256
+    floor_ns: int = 2_000  # the least charge of a request: about the cost of a request that finds nothing
+    byte_cost_ns: float = 0.25  # of a response: copying it out runs at about 4 GB/s
+    mailbox_requests_max: int = 2_000  # 1,000 consumers with two requests each
+    answer_margin_ns: int = 5_000_000  # the scheduler cannot answer a request in time that has less left
+    idle_ns_max: int = 60_000_000_000  # then the actor is removed; a sleeping actor loses nothing by that
+    actors_max: int = 50_000  # that had work in the last minute; about 2 KiB each
     weights_max: int = 10_000  # other than 1, of actors present or absent
-    retry_after_ms: int = 50  # a full mailbox has been through a hundred slices by then
+    retry_after_ms: int = 50  # a full mailbox has had a hundred slices by then
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """All actors of one loop. Not for several threads: everything is called on the loop's own."""
+    """All actors of one loop. Every method runs on the loop's own thread."""
 
     def __init__(
         self,
@@ -86,18 +87,18 @@ class Scheduler:
         order: RunOrder | None = None,
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        """`after_turn` is called at the end of each turn, for what the turn's requests have begun together."""
+        """`after_turn` is called at the end of each turn, for work that the turn's requests have begun together."""
         self._now_ns = clock.monotonic_ns
         self._loop = loop
         self._options = options if options is not None else SchedulerOptions()
         self._order: RunOrder = order if order is not None else VirtualTime()
-        # A slice ends by what it is charged: on a clock that stands still, too.
+        # A slice ends by its charge, so that it also ends on a clock that stands still.
         slice_requests = self._options.slice_ns // max(1, self._options.floor_ns)
         self._slice_requests_max = max(1, min(slice_requests, self._order.slice_requests_max))
-        self._alarms = ActorTimers(clock, loop, self._options.slice_ns, self._on_alarm)
+        self._timers = ActorTimers(clock, loop, self._options.slice_ns, self._on_alarm)
         self._actors: dict[Hashable, Actor] = {}
         self._weights: dict[Hashable, float] = {}  # those other than 1
-        self._ready: list[tuple[float, int, Actor]] = []  # a heap; of a READY actor the entry `place` is meant
+        self._ready: list[tuple[float, int, Actor]] = []  # a heap; a READY actor's valid entry has the number `place`
         self._ready_weight = 0.0  # of the READY actors, each once
         self._handled: MailboxItem | None = None  # the request that was handled last
         self._numbers = count()
@@ -116,28 +117,30 @@ class Scheduler:
         return iter(list(self._actors.values()))
 
     def find(self, key: Hashable) -> Actor | None:
-        """The actor of that key, if it has had something to do of late."""
+        """The actor of that key, if it has had work of late."""
         return self._actors.get(key)
 
-    # --- from outside ------------------------------------------------------------------------------------------------
+    # --- calls from outside ------------------------------------------------------------------------------------------
 
     def dispatch(self, key: Hashable, request: RequestT, processor: Processor[RequestT]) -> None:
-        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers it."""
+        """Put a request into an actor's mailbox. `Refused` where there is no room: then the caller answers the
+        request."""
         actor = self._actors.get(key)
         if actor is None:
             actor = self._add_actor(key)
         elif len(actor.mailbox) >= self._options.mailbox_requests_max:
             self._refuse_full(actor)
         late_ns = request.deadline_ns - self._options.answer_margin_ns
-        letter = MailboxItem(request, processor, next(self._numbers), late_ns, request.account)
-        self._order.place(letter)
-        actor.mailbox.put(letter)
+        item = MailboxItem(request, processor, next(self._numbers), late_ns, request.account)
+        self._order.place(item)
+        actor.mailbox.put(item)
         if late_ns < actor.alarm_ns:
-            self._alarms.set(actor, late_ns)
+            self._timers.set(actor, late_ns)
         self._make_ready(actor)
 
     def call_first(self, callback: Callable[[], None]) -> None:
-        """Call it in the loop's next turn, before any actor runs in it: an answer should not wait for a slice."""
+        """Call the callback at the end of this turn, or in the loop's next turn before any actor runs: an answer should
+        not wait for a slice."""
         self._first.append(callback)
         self._loop.call_soon(self._call_first)
 
@@ -147,30 +150,34 @@ class Scheduler:
 
     @property
     def ready_weight(self) -> float:
-        """Of all actors that are ready."""
+        """The weight of all ready actors."""
         return self._ready_weight
 
     def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> None:
-        """Charge time that was used for a connection outside of any actor. `ready_weight`: when that time began. The
-        connection's own requests made actors ready since then. If these counted, a connection that has the loop to
-        itself would seem to take time from others, and would have to wait as soon as others come."""
+        """Charge time that a connection used outside of any actor, such as the time to read its requests.
+
+        `ready_weight` is the weight when that time began. The connection's own requests have made actors ready since
+        then. If these counted, a connection alone on the loop would seem to take time from others, and would wait as
+        soon as others come.
+        """
         self._order.charge_account(account, elapsed_ns)
         least_rank = self._ready[0][0] if self._ready and ready_weight else None
         self._order.advance_beside(elapsed_ns, ready_weight, least_rank)
 
     def is_ahead(self, account: Account) -> bool:
-        """Whether a connection has used more than its share, or has asked for it already."""
+        """Whether a connection has used more than its share, or has already asked for more."""
         return self._order.is_ahead(account)
 
     def wake(self, key: Hashable) -> None:
-        """Something may be there for requests that wait. Cheap, harmless when it is not so, never lost."""
+        """Let the actor's waiting requests look again: something may be there. A wake-up is cheap, never lost, and
+        harmless when nothing is there."""
         actor = self._actors.get(key)
         if actor is not None and not actor.mailbox.is_woken:
             actor.mailbox.is_woken = True
             self._make_ready(actor)
 
     def sweep_soon(self, key: Hashable) -> None:
-        """Some of an actor's requests may be cancelled: look at all of them soon, and let go of those."""
+        """Sweep the actor's mailbox soon, and expire its cancelled requests."""
         actor = self._actors.get(key)
         if actor is not None:
             self._sweep_soon(actor)
@@ -181,7 +188,8 @@ class Scheduler:
         self._make_ready(actor)
 
     def set_weight(self, key: Hashable, weight: float) -> None:
-        """Twice the weight gets twice the time, from the next slice on. Holds for an actor to come, too."""
+        """Set the weight of an actor, from its next slice on. Twice the weight gets twice the time. The actor need not
+        exist yet."""
         if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # a NaN is not, either
             raise Misuse(f"a weight of {weight}: choose one from {WEIGHT_MIN} to {WEIGHT_MAX:g}")
         if weight == 1:
@@ -197,16 +205,16 @@ class Scheduler:
             actor.weight = float(weight)
 
     def close(self) -> None:
-        """Tell every request that it is over, and take no more. Raises what processors raise, when all were told."""
+        """Expire every request, and take no more. Raises what processors raise, after all requests have expired."""
         self._is_closed = True
-        self._alarms.close()
-        letters = [letter for actor in self for letter in actor.mailbox.empty()]
+        self._timers.close()
+        items = [item for actor in self for item in actor.mailbox.empty()]
         self._actors.clear()
         self._ready.clear()
         errors = []
-        for letter in letters:
+        for item in items:
             try:
-                self._expire(letter, Expiry.STOPPED)
+                self._expire(item, Expiry.STOPPED)
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -220,11 +228,12 @@ class Scheduler:
             self._refuse("the broker is stopping" if self._is_closed else "too many groups are busy")
         actor = Actor(key, self._weights.get(key, 1.0), self._options.byte_cost_ns, now_ns)
         self._actors[key] = actor
-        self._alarms.set(actor, now_ns + self._options.idle_ns_max)
+        self._timers.set(actor, now_ns + self._options.idle_ns_max)
         return actor
 
     def _make_room(self, now_ns: int) -> bool:
-        """Remove every actor that has nothing to do. It looks at all of them, so at most once per retry."""
+        """Remove every actor that has nothing to do. This looks at all actors, so it runs at most once per
+        retry-after."""
         if now_ns >= self._crowded_until_ns:
             self._crowded_until_ns = now_ns + self._options.retry_after_ms * 1_000_000
             for actor in self:
@@ -233,14 +242,14 @@ class Scheduler:
         return len(self._actors) < self._options.actors_max
 
     def _refuse_full(self, actor: Actor) -> NoReturn:
-        """Refuse, and once in a while clear out what nobody waits for any more, so that a retry finds room."""
+        """Refuse, and sweep the mailbox soon, so that a retry may find room."""
         self._sweep_soon(actor)
         self._refuse("too many requests of this group are waiting")
 
     def _sweep_soon(self, actor: Actor) -> None:
         sweep_ns = max(self._now_ns() + SWEEP_EVERY_NS, actor.swept_until_ns)
         if actor.alarm_ns > sweep_ns:
-            self._alarms.set(actor, sweep_ns)
+            self._timers.set(actor, sweep_ns)
 
     def _refuse(self, sentence: str) -> NoReturn:
         self.tally.refused += 1
@@ -251,13 +260,13 @@ class Scheduler:
 
     def _remove(self, actor: Actor) -> None:
         del self._actors[actor.key]
-        actor.alarm_ns = NEVER_NS  # or it would ring for the next actor of this key
+        actor.alarm_ns = NEVER_NS  # otherwise its timer would fire for the next actor of this key
 
     def _on_alarm(self, actor: Actor, now_ns: int) -> None:
         due_ns = actor.mailbox.sweep(now_ns)
         actor.sweep_ns += self._now_ns() - now_ns
         if due_ns is None:
-            self._alarms.set(actor, now_ns)
+            self._timers.set(actor, now_ns)
             self._make_ready(actor)
             return
         actor.swept_until_ns = now_ns + max(SWEEP_EVERY_NS, SWEEP_SHARE * actor.sweep_ns)
@@ -269,16 +278,16 @@ class Scheduler:
             if now_ns - idle_since_ns >= idle_ns_max:
                 self._remove(actor)
                 return
-        self._alarms.set(actor, max(min(due_ns, idle_since_ns + idle_ns_max), actor.swept_until_ns))
+        self._timers.set(actor, max(min(due_ns, idle_since_ns + idle_ns_max), actor.swept_until_ns))
         self._make_ready(actor)
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
     def _make_ready(self, actor: Actor) -> None:
-        """Something has come for it."""
+        """Make the actor ready: it has work."""
         if actor.run is READY:
             rank = self._rank(actor)
-            if rank < actor.rank:  # it starts earlier than all that were there
+            if rank < actor.rank:  # the new request starts earlier than all that were there
                 self._place(actor, rank)
         elif actor.run is IDLE and actor.may_run and not self._is_closed:
             self._settle(actor)
@@ -321,10 +330,11 @@ class Scheduler:
             self._is_kicked = False
             self._kick()
             self._after_turn()
+            self._call_first()
 
     def _next_actor(self) -> Actor | None:
-        """The first of the ready, which stays where it is. Its next request may start later than when it was placed, if
-        its connection was served elsewhere meanwhile."""
+        """The first ready actor, which stays in the heap. Its next request may start later than when the actor was
+        placed, if the connection was served elsewhere meanwhile."""
         ready = self._ready
         placed: set[Actor] = set()
         while ready:
@@ -340,7 +350,7 @@ class Scheduler:
         return None
 
     def _run(self, actor: Actor, now_ns: int, end_ns: int) -> int:
-        """A slice for the first of the ready; the time after it."""
+        """Run a slice of the first ready actor. Returns the time after it."""
         heapq.heappop(self._ready)
         weight = max(self._ready_weight, actor.weight)
         self._ready_weight -= actor.weight
@@ -354,7 +364,7 @@ class Scheduler:
                 goes_on = self._handle(actor, now_ns)
                 began_ns, now_ns = now_ns, self._now_ns()
                 elapsed_ns = max(now_ns - began_ns, self._options.floor_ns)
-                self._charge_letter(actor, self._handled, elapsed_ns + actor.owed_ns - owed_ns)
+                self._charge_item(actor, self._handled, elapsed_ns + actor.owed_ns - owed_ns)
                 if now_ns >= end_ns or not goes_on or not self._may_follow(actor):
                     break
         except BaseException:
@@ -365,14 +375,15 @@ class Scheduler:
         return now_ns
 
     def _may_follow(self, actor: Actor) -> bool:
-        """Whether the next request belongs into this slice. The request of a connection that is far ahead does not: a
-        connection would get as much as it likes wherever others are served."""
+        """Whether the next request belongs into this slice. A request of a connection that is far ahead does not:
+        otherwise the connection would get more than its share wherever others are served."""
         return not actor.may_run or self._rank(actor) <= actor.rank + self._options.slice_ns
 
     def _end_slice(self, actor: Actor, weight: float, started_ns: int, now_ns: int, handled: int) -> None:
         elapsed_ns = now_ns - started_ns
         floor_ns = handled * self._options.floor_ns
-        self._handled = None  # or a request with all its batches would stay until the next one comes
+        # otherwise a request would stay in memory, with all its batches, until the next request comes
+        self._handled = None
         actor.slices += 1
         actor.served_ns += elapsed_ns
         charge_ns = actor.owed_ns + max(elapsed_ns, floor_ns)
@@ -387,62 +398,62 @@ class Scheduler:
         self._order.advance(charge_ns, weight, self._ready[0][0] if self._ready else None)
 
     def _settle(self, actor: Actor) -> None:
-        """Charge what was done elsewhere, for the request that comes next: it has waited for that."""
+        """Charge work done elsewhere to the next request, which has waited for that work."""
         if actor.owed_ns:
             self._order.charge(actor, actor.owed_ns)
-            self._charge_letter(actor, actor.mailbox.first(), actor.owed_ns)
+            self._charge_item(actor, actor.mailbox.first(), actor.owed_ns)
             actor.owed_ns = 0.0
 
-    def _charge_letter(self, actor: Actor, letter: MailboxItem | None, charge_ns: float) -> None:
-        """An actor of twice the weight has twice the time, also if all of it is one connection's. One of less weight
-        costs its connections no more: they may have other business."""
-        if letter is not None:
-            self._order.settle(letter, charge_ns if actor.weight <= 1 else charge_ns / actor.weight)
+    def _charge_item(self, actor: Actor, item: MailboxItem | None, charge_ns: float) -> None:
+        """Charge the request's connection. An actor of twice the weight gets twice the time even if one connection uses
+        all of it. An actor of less weight costs its connections no more: they may have other business."""
+        if item is not None:
+            self._order.settle(item, charge_ns if actor.weight <= 1 else charge_ns / actor.weight)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _handle(self, actor: Actor, now_ns: int) -> bool:
-        """One request; whether the slice goes on."""
+        """Handle one request. Returns whether the slice goes on."""
         if actor.mailbox.overdue:
-            letter, expiry = actor.mailbox.overdue.pop()
-            self._handled = letter
-            self._expire(letter, expiry)
+            item, expiry = actor.mailbox.overdue.pop()
+            self._handled = item
+            self._expire(item, expiry)
             return True
-        letter = actor.mailbox.take()
-        self._handled = letter
-        request, processor = letter.request, letter.processor
-        if now_ns >= letter.late_ns or request.is_cancelled:
-            actor.mailbox.look_on(letter)
-            self._expire(letter, letter.expiry())
+        item = actor.mailbox.take()
+        self._handled = item
+        request, processor = item.request, item.processor
+        if now_ns >= item.late_ns or request.is_cancelled:
+            actor.mailbox.look_on(item)
+            self._expire(item, item.expiry())
             return True
         try:
             verdict = processor.process(request, actor)
         except Exception as error:
-            actor.mailbox.look_on(letter)
+            actor.mailbox.look_on(item)
             self.tally.failed += 1
             processor.fail(request, error)
             return True
         if verdict is DONE:
-            if letter.has_waited:  # most have not
-                actor.mailbox.look_on(letter)
+            if item.has_waited:  # most have not
+                actor.mailbox.look_on(item)
             self.tally.done += 1
         elif self._is_closed:
-            self._expire(letter, Expiry.STOPPED)
+            self._expire(item, Expiry.STOPPED)
         elif verdict is WAIT:
-            self._wait(actor, letter, now_ns)
+            self._wait(actor, item, now_ns)
         else:
-            actor.mailbox.again(letter)
+            actor.mailbox.again(item)
         return verdict is not AGAIN
 
-    def _wait(self, actor: Actor, letter: MailboxItem, now_ns: int) -> None:
-        if letter.request.wait_until_ns <= now_ns:
-            self._expire(letter, Expiry.WAITED)
+    def _wait(self, actor: Actor, item: MailboxItem, now_ns: int) -> None:
+        if item.request.wait_until_ns <= now_ns:
+            self._expire(item, Expiry.WAITED)
             return
-        actor.mailbox.wait(letter)
-        due_ns = letter.due_ns()
+        actor.mailbox.wait(item)
+        due_ns = item.due_ns()
         if due_ns < actor.alarm_ns:
-            self._alarms.set(actor, due_ns)
+            self._timers.set(actor, due_ns)
 
-    def _expire(self, letter: MailboxItem, expiry: Expiry) -> None:
+    def _expire(self, item: MailboxItem, expiry: Expiry) -> None:
         self.tally.expired[expiry] += 1
-        letter.processor.expire(letter.request, expiry)
+        item.processor.expire(item.request, expiry)

@@ -1,1 +1,21 @@
-"""What every server has: connections and their bounds, requests with the way back, probes over HTTP."""
+"""The parts that every server shares: sessions and their bounds, requests, memory bounds, metrics and probes.
+
+    session            one client connection: bytes in, requests out, answers back
+    session_manager    the listeners and all sessions of a server; check of the address to listen on
+    frame_admission    memory for frames that have arrived in part
+    read_throttle      the queue of connections that send more than their share
+    requests           one request as an actor sees it, with the way back to its session
+    memory_budget      bounds on memory that many holders share: `Allowance` and `Budget`
+    memory_plan        divides --memory-mib between the budgets of a server; accounts for /metrics
+    creation_rate      how fast clients may create subjects
+    subject_index      the names of all subjects in order, for pages
+    delay_port         what a broker calls for delayed messages, where a delay server shares its port
+    standalone_routes  a broker without a meta server answers route requests itself
+    metrics            counters, histograms and the Prometheus text format
+    http               /metrics, /livez and /readyz over HTTP
+
+A request travels like this: `session` reads a helping of frames and passes each request to the server's `handle`. The
+server calls `requests.admit`, which charges the request to the memory for waiting requests, and `requests.hand_to`,
+which puts it into the mailbox of an actor. The actor's processor answers through `ServedRequest`, and the session
+writes the answer.
+"""

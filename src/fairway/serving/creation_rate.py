@@ -1,8 +1,8 @@
-"""How fast subjects are made: a bucket of tokens for all, and a smaller one for each connection.
+"""The rate at which clients may create subjects: one token bucket for all, and a smaller one for each connection.
 
-A name costs whoever thinks of it nothing, and a subject costs a server a place in its table and a line in every
-segment. So creation has a rate. Half of it is the most that one connection gets, so that whoever makes subjects as fast
-as possible leaves as many for everybody else. A service that starts up makes its subjects from the burst, at once.
+A client makes up a name for nothing, but a subject costs a server a place in its table and a line in every segment. So
+creation has a rate. One connection gets at most half of it, so that a connection that creates subjects as fast as
+possible leaves as many for all others. A service that starts up creates its subjects from the burst, at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from fairway import limits
 from fairway.errors import Code, Refused
-from fairway.world.clock import Clock
+from fairway.runtime.clock import Clock
 
 _NS = 1_000_000_000
 
@@ -24,7 +24,7 @@ class _Bucket:
         self._per_s, self._most, self._tokens, self._as_of_ns = per_s, most, most, now_ns
 
     def wait_ms(self, now_ns: int) -> int:
-        """Until there is a whole token; 0: there is one."""
+        """The time until there is a whole token; 0: there is one."""
         come = (now_ns - self._as_of_ns) * self._per_s / _NS
         self._tokens, self._as_of_ns = min(self._tokens + come, self._most), now_ns
         return 0 if self._tokens >= 1 else math.ceil((1 - self._tokens) * 1_000 / self._per_s)
@@ -34,7 +34,7 @@ class _Bucket:
 
 
 class CreationRate:
-    """Of one server."""
+    """The creation rate of one server."""
 
     def __init__(self, clock: Clock) -> None:
         self._now_ns = clock.monotonic_ns
@@ -43,7 +43,7 @@ class CreationRate:
         self.refused = 0
 
     def check(self, connection: object) -> None:
-        """`Refused` where this connection may make no subject now. Nothing is counted before `note`."""
+        """`Refused` where this connection may not create a subject now. Only `note` takes a token."""
         now_ns = self._now_ns()
         share = self._shares.get(connection)
         wait_ms = max(self._all.wait_ms(now_ns), 0 if share is None else share.wait_ms(now_ns))
@@ -56,7 +56,7 @@ class CreationRate:
             raise Refused(Code.BUSY, sentence, retry_after_ms=wait_ms)
 
     def note(self, connection: object) -> None:
-        """The connection has made a subject."""
+        """Take a token: the connection has created a subject."""
         share = self._shares.get(connection)
         if share is None:
             half = limits.SUBJECTS_CREATED_PER_S / 2, limits.SUBJECTS_CREATED_BURST / 2

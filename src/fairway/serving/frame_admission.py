@@ -1,17 +1,17 @@
-"""Room for frames that have not come whole: a large one is read on only when there is room for all of it.
+"""Admission of frames that have arrived in part: the server reads on in a large frame only with room for all of it.
 
-    small frame     read as it comes. If parts of small frames fill their bound, the oldest part is given up (`Budget`)
-    large frame     its header says its length. With room it is granted that much, and read to its end. Without, its
-                    connection is not read, and waits in line: first come, first served
-    granted         until the frame is whole. While others wait, a sender that stands still, or is too slow, is sent
-                    away; so a grant has an end, and so has the line
-    waiting         bounded in number and in time. Whoever is beyond either bound is told to come back (BUSY)
+    small frame     read as it comes. If parts of small frames exceed their bound, the oldest part goes (`Budget`)
+    large frame     its header states its length. With room, the frame is granted that length and read to its end.
+                    Without, its connection is not read, and waits in line: first come, first served
+    granted         until the frame is whole. While others wait, a sender that stands still or is too slow is
+                    dismissed, so every grant ends, and so does the line
+    waiting         bounded in number and in time. A sender beyond either bound is told to come back (BUSY)
 
-Why: a large frame that is read without a grant competes with the others for one bound, and the oldest of them gives
-way. Then twelve senders of 63 MiB evict one another for ever, each a little before its end.
+Without grants, large frames compete for one bound, and the oldest gives way. Then twelve senders of 63 MiB evict one
+another for ever, each shortly before its end.
 
-Small frames never wait for large ones. Grants may take the whole bound; parts of small frames have what grants leave,
-and always an eighth beside them.
+Small frames never wait for large ones. Grants may take the whole bound. Parts of small frames may use the room that
+grants leave, and always an eighth of the bound beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fairway import limits
-from fairway.serving.budget import Budget
-from fairway.world.clock import Clock
+from fairway.runtime.clock import Clock
+from fairway.serving.memory_budget import Budget
 
 SenderT = TypeVar("SenderT")
 
@@ -31,7 +31,7 @@ _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 _STALL_NS = limits.FRAME_STALL_MS * _NS_PER_MS
 _WAIT_NS = limits.FRAME_WAIT_MS * _NS_PER_MS
-_SMALL_SHARE = 8  # of the bound, a part that grants never take
+_SMALL_SHARE = 8  # an eighth of the bound, which grants never take
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds
 
 STALLED = "the broker has too many frames of which only a part has come, and this one stands still"
@@ -43,8 +43,8 @@ OVERDUE = "no room for a frame of this size came up in time: send it again later
 @dataclass(slots=True)
 class _Grant:
     size: int
-    moved_ns: int  # when something came last
-    until_ns: int  # by then it is whole, if its sender is no slower than may be
+    moved_ns: int  # when bytes last arrived
+    until_ns: int  # when the frame is whole if its sender is fast enough
 
 
 @dataclass(slots=True)
@@ -56,8 +56,11 @@ class _Turn:
 
 
 class FrameAdmission(Generic[SenderT]):
-    """Of all connections. `weigh`: what one has of a frame. `listens`: whether it is read, so that its silence is its
-    own. `go_on`: it is granted what it waits for. `dismiss`: it is sent away, and why."""
+    """The frames of all connections.
+
+    `weigh`: the bytes that a sender has of a frame. `listens`: whether the server reads the sender; if not, its silence
+    is not its fault. `go_on`: the sender is granted its frame. `dismiss`: the sender is dismissed, with a reason.
+    """
 
     def __init__(
         self,
@@ -84,8 +87,8 @@ class FrameAdmission(Generic[SenderT]):
 
     @property
     def taken_bytes(self) -> int:
-        """What is granted, and what has come of small frames. Beside it each one in the line holds what came with the
-        header, one read of at most 256 KiB."""
+        """The granted bytes, and the parts of small frames. Beside these, each sender in the line holds the bytes that
+        came with its header, one read of at most 256 KiB."""
         return self.granted_bytes + self._small.taken_bytes
 
     @property
@@ -97,8 +100,11 @@ class FrameAdmission(Generic[SenderT]):
         return len(self._line)
 
     def note(self, sender: SenderT, frame_bytes: int, *, anew: bool) -> bool:
-        """A part of a frame has come, of that many bytes in all (0: its header has not come whole, or nothing is
-        partial). `anew`: another frame than before. Whether the sender is read on."""
+        """Note that a part of a frame has arrived. Returns whether the server reads the sender on.
+
+        `frame_bytes` is the length of the frame; 0: its header is not whole, or nothing is partial. `anew`: the frame
+        is another than before.
+        """
         if anew:
             self._release(sender)
         if frame_bytes <= limits.LARGE_FRAME_BYTES:
@@ -116,7 +122,7 @@ class FrameAdmission(Generic[SenderT]):
         return is_read
 
     def forget(self, sender: SenderT) -> None:
-        """It is gone."""
+        """Forget a sender that is gone."""
         self._small.forget(sender)
         if self._release(sender):
             self._serve_line()
@@ -136,7 +142,7 @@ class FrameAdmission(Generic[SenderT]):
         return sender in self._grants
 
     def _serve_line(self) -> None:
-        """Grant what there is room for, and send away who keeps others waiting."""
+        """Grant frames while there is room, and dismiss senders that keep others waiting."""
         now_ns = self._clock.monotonic_ns()
         while self._line:
             sender, turn = next(iter(self._line.items()))
@@ -155,11 +161,11 @@ class FrameAdmission(Generic[SenderT]):
         self._arm(now_ns)
 
     def _has_room(self, size: int) -> bool:
-        """One may always be there, however large."""
+        """Whether the frame fits. Without other grants any frame fits, however large."""
         return not self._grants or self.granted_bytes + size <= self.bytes_max
 
     def _overdue_holder(self, now_ns: int) -> SenderT | None:
-        """Of those that stand still, or are too slow, the one that has done so for longest."""
+        """The sender that has stood still, or has been too slow, for longest."""
         for sender, grant in self._grants.items():
             if not self._listens(sender):
                 grant.moved_ns = now_ns
@@ -171,7 +177,7 @@ class FrameAdmission(Generic[SenderT]):
         return min(grant.moved_ns + _STALL_NS, grant.until_ns)
 
     def _arm(self, now_ns: int) -> None:
-        """One timer, for as long as anybody waits."""
+        """Set one timer, as long as the line is not empty."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -194,7 +200,7 @@ class FrameAdmission(Generic[SenderT]):
         self._resize(size)
 
     def _release(self, sender: SenderT) -> bool:
-        """Whether there is something for the line to do."""
+        """Release the sender's grant or place. Returns whether there was any."""
         grant = self._grants.pop(sender, None)
         if grant is not None:
             self._resize(-grant.size)

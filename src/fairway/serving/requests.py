@@ -1,6 +1,9 @@
-"""What a session puts into an actor's mailbox: a request with the way back to whoever asked.
+"""One request of a client, as an actor sees it, with the way back to its session.
 
-Whatever becomes of it, it is answered once: by its processor, by `refuse`, or not at all because the asker is gone.
+`admit` takes the bytes of a request from the memory for waiting requests, and `hand_to` puts the request into an
+actor's mailbox. A request is answered once: by its processor, by `refuse`, or not at all if its client is gone.
+
+`checked_secret` and `produced` are the parts of a PRODUCE that brokers and delay servers share.
 """
 
 from __future__ import annotations
@@ -10,30 +13,43 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from fairway import limits
+from fairway.batch.identity import checked
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, ControlMessage, RequestReceived
-from fairway.protocol.admin import Describe, RemoveGroup, RemoveSubject, Scan, Seek, Switch, Weigh
-from fairway.protocol.messages import Heartbeat, Leave, Produce, Pull
-from fairway.protocol.routing import Register, Route
-from fairway.protocol.tracing import Index, Retrace
+from fairway.protocol.admin_messages import (
+    Describe,
+    Index,
+    RemoveGroup,
+    RemoveSubject,
+    Retrace,
+    Scan,
+    Seek,
+    Switch,
+    Weigh,
+)
+from fairway.protocol.messages import Heartbeat, Leave, Produce, Produced, Pull
+from fairway.protocol.route_messages import Register, Route
+from fairway.runtime.buffers import LazyBuffer
 from fairway.scheduling import Account, Expiry, Processor, Scheduler
-from fairway.serving.budget import Allowance
-from fairway.world.buffers import LazyBuffer
+from fairway.serving.memory_budget import Allowance
+from fairway.storage.message_log import AppendReceipt
+from fairway.storage.store import Store
 
 MessageT = TypeVar("MessageT", bound=ControlMessage)
 
-# What a decoded control message holds at its worst: lists of ranges 40 times its bytes, lists of names 10 times. One
-# without lists holds its own names; fields of later versions are not kept.
+# The worst case of a decoded control message: lists of ranges take 40 times their bytes, lists of names 10 times. A
+# message without lists holds its own names. The decoder drops fields of later versions.
 _LISTS_GROWTH = 40
 _NAMES_GROWTH = 10
 _PLAIN_BYTES = 1_024
 _PLAIN_BYTES_MAX = 4_096
-_BESIDE_BYTES_MAX = limits.PLAIN_CONTROL_BYTES_MAX + limits.KIB  # that a view keeps in memory and nobody accounts for
+# bytes that a view may keep in memory without an account
+_BESIDE_BYTES_MAX = limits.PLAIN_CONTROL_BYTES_MAX + limits.KIB
 _PLAIN = (
     Pull, Scan, Heartbeat, Leave, Produce, Retrace, Index, Seek, Switch, Weigh, Describe, RemoveSubject, RemoveGroup,
 )  # fmt: skip
 _NAMES = (Route, Register)
-_LARGE = (Pull, Scan, Retrace, Index)  # their answers; a union written where it is asked costs 1 µs
+_LARGE = (Pull, Scan, Retrace, Index)  # requests with large answers; a union written where it is needed costs 1 µs
 _UNREAD = Refused(Code.BUSY, "answers wait on this connection: read them before asking for more", retry_after_ms=1_000)
 _LATE = Refused(Code.EXPIRED, "the request could not be answered in time: the broker is busy", retry_after_ms=50)
 
@@ -42,20 +58,20 @@ class Requester(Protocol):
     """The session that a request came from."""
 
     address: str
-    here: str  # where it has found us; empty: not known
+    here: str  # the address where the client reached this server; empty: not known
     account: Account  # what it has used
-    waiting: dict[ServedRequest[Any], None]  # its requests that wait for something to come
+    waiting: dict[ServedRequest[Any], None]  # its requests that wait
 
     @property
     def is_gone(self) -> bool: ...
 
     @property
     def is_swamped(self) -> bool:
-        """Whether so much waits for it to be read that more would be of no use."""
+        """Whether so many answers wait for the client to read them that more would be of no use."""
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame that it takes."""
+        """The largest frame that the client takes."""
 
     def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None: ...
 
@@ -89,13 +105,14 @@ class ServedRequest(Generic[MessageT]):
         self.deadline_ns = deadline_ns
         self.wait_until_ns = wait_until_ns
         self.received_ns = received_ns
-        self._let_go = let_go  # called once, when the request has come to its end
-        self._withdraw: Callable[[], object] | None = None  # from where it waits
+        self._let_go = let_go  # called once, when the request ends
+        self._withdraw: Callable[[], object] | None = None  # takes the request out of the place where it waits
         self._cancel_timer: Callable[[], object] | None = None
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody reads the answer: its asker is gone, or does not read the large ones that it has asked for."""
+        """Whether nobody reads the answer: the client is gone, or does not read the large answers that it has asked
+        for."""
         session = self.session
         return session.is_gone or (session.is_swamped and isinstance(self.message, _LARGE))
 
@@ -104,7 +121,7 @@ class ServedRequest(Generic[MessageT]):
         return self.session.account
 
     def end(self) -> None:
-        """It is answered, or never will be: what was held for it is free."""
+        """Free the memory of the request, which is answered or never will be."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go()
@@ -116,16 +133,17 @@ class ServedRequest(Generic[MessageT]):
             self._cancel_timer = None
 
     def wait_at(self, withdraw: Callable[[], object]) -> None:
-        """The request waits somewhere. `withdraw` takes it out of there, if its asker goes before it has ended."""
+        """Note that the request waits somewhere. `withdraw` takes it out of there if its client goes first."""
         self._withdraw = withdraw
         self.session.waiting[self] = None
 
     def wait_until(self, cancel_timer: Callable[[], object]) -> None:
-        """A timer ends the wait. The timer holds the request, so the end of the request cancels it."""
+        """Note the timer that ends the wait. The timer holds the request, so the end of the request cancels the
+        timer."""
         self._cancel_timer = cancel_timer
 
     def asker_is_gone(self) -> None:
-        """Nobody waits for the answer: nothing may keep the request in memory."""
+        """Withdraw the request, whose client is gone: nothing may keep it in memory."""
         withdraw, self._withdraw = self._withdraw, None
         if withdraw is not None:
             withdraw()
@@ -139,9 +157,11 @@ class ServedRequest(Generic[MessageT]):
         self.session.refuse(self.correlation, refused)
 
     def settle(self, outcome: FairwayError | None, answer: ControlMessage | Refused) -> None:
-        """Answer when the log has spoken: so if all is durable, with the refusal if nothing was appended.
+        """Answer when the log has an outcome: with `answer` if all is durable, with the refusal if nothing was
+        appended.
 
-        A poisoned store answers nothing any more: whether the bytes are on disk is unknown, and silence says so.
+        A poisoned store sends no answer: the server does not know whether the bytes are on disk, and silence means
+        that.
         """
         told = answer if outcome is None else outcome
         if isinstance(told, ControlMessage):
@@ -152,7 +172,7 @@ class ServedRequest(Generic[MessageT]):
             self.end()
 
     def expire(self, expiry: Expiry) -> None:
-        """It ends unserved."""
+        """Answer a request that ends unserved."""
         if expiry is Expiry.LATE:
             self.refuse(_LATE)
         elif expiry is Expiry.STOPPED:
@@ -163,7 +183,7 @@ class ServedRequest(Generic[MessageT]):
             self.end()
 
     def fail(self, error: Exception) -> None:
-        """Its processor raised."""
+        """Answer a request whose processor raised."""
         if isinstance(error, Refused):
             self.refuse(error)
         elif isinstance(error, BadName):
@@ -187,8 +207,8 @@ def admit(
     received_ns: int = 0,
     beside_bytes: int = 0,
 ) -> ServedRequest[MessageT]:
-    """The request as actors see it; what it holds is taken from the allowance until it is answered. `beside_bytes`:
-    what the server holds for it besides, such as a task."""
+    """The request as actors see it. Takes its bytes from the allowance until the request ends. `beside_bytes`: other
+    memory that the server holds for it, such as a task."""
     size = held_bytes(received) + beside_bytes
     is_patient = wait_until_ns > 0
     is_urgent = not is_patient and size <= limits.URGENT_BYTES_MAX
@@ -197,7 +217,7 @@ def admit(
         session,
         received.correlation,
         message,
-        # A view would keep all that came with it in memory.
+        # A view would keep everything that came with it in memory.
         tuple(map(bytes if size < limits.FRAME_BUFFER_FROM_BYTES else _own, received.attachments)),
         deadline_ns=deadline_ns,
         wait_until_ns=wait_until_ns,
@@ -207,8 +227,8 @@ def admit(
 
 
 def _own(attachment: Bytes) -> Bytes:
-    """The attachment without what came beside it. One that has the buffer of its frame nearly to itself is not copied:
-    63 MiB would hold up the loop for 25 ms."""
+    """The attachment without the bytes around it. Does not copy an attachment that nearly fills the buffer of its
+    frame: 63 MiB would hold up the loop for 25 ms."""
     if isinstance(attachment, memoryview) and isinstance(attachment.obj, LazyBuffer):
         beside_bytes = len(attachment.obj) - len(attachment)
         if beside_bytes <= _BESIDE_BYTES_MAX:
@@ -217,7 +237,7 @@ def _own(attachment: Bytes) -> Bytes:
 
 
 def held_bytes(received: RequestReceived) -> int:
-    """What a request holds in memory until it is answered. `Refused`: more than any of its kind has a use for."""
+    """The bytes that a request holds until it is answered. `Refused`: more than any request of its kind can use."""
     message, control_bytes = received.message, received.control_bytes
     attached = sum(map(len, received.attachments))
     if not isinstance(message, _PLAIN):
@@ -237,7 +257,7 @@ def hand_to(
     request: ServedRequest[MessageT],
     processor: Processor[ServedRequest[MessageT]],
 ) -> None:
-    """Put it into the mailbox of its actor; where that says no, it has come to its end."""
+    """Put the request into the mailbox of its actor. If the mailbox refuses it, the request ends."""
     try:
         scheduler.dispatch(key, request, processor)
     except Refused:
@@ -245,3 +265,19 @@ def hand_to(
         raise
     if request.wait_until_ns:
         request.wait_at(partial(scheduler.sweep_soon, key))
+
+
+def checked_secret(message: Produce) -> bytes:
+    """The producer's secret, or none; `Refused` for an invalid secret, or for one that is easy to guess."""
+    return checked(message.secret, "stream")
+
+
+def produced(receipt: AppendReceipt, store: Store) -> Produced:
+    """The answer to a PRODUCE, for a receipt that is durable."""
+    return Produced(
+        receipt.first_sequence,
+        receipt.count,
+        receipt.appended_ms,
+        receipt.is_duplicate,
+        store.messages.log.epoch,
+    )

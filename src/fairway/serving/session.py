@@ -1,15 +1,16 @@
-"""One connection to the broker: bytes in, requests out to the actors, answers back.
+"""A session: one client connection to a server. It reads frames, passes requests on, and writes answers.
 
-Bounded both ways. A client that does not read its answers is paused: its requests are no longer read until it has
-caught up, so it slows nobody but itself. One that sends more than a helping at a time, or has used more of the loop
-than others, queues with others like it (`turnstile`). Reading it counts against its account, as its requests do. One
-whose requests are refused outright rests before it is read again. A large frame is read on only when there is room for
-all of it (`frame_admission`). What all sessions hold together (frames of which only a part has come, answers that have
-not left) has a bound; past it, those that have held on longest are let go.
+A session is bounded both ways. It stops reading a client that does not read its answers, until the client has caught
+up. So such a client slows only itself. A client that sends more than a helping at a time, or has used more of the loop
+than others, waits in the `ReadThrottle`. The time to read it counts against its account, as its requests do. A client
+whose requests are refused outright, or that acts for the consumer of another client, rests before the session reads it
+again. The session reads on in a large frame only when there is room for all of it (`frame_admission`). All sessions
+together have a bound on partial frames and on unsent answers; past it, the server ends the connections that have held
+on longest.
 
-A session ends in one of three ways: both sides part, the client is told why and has a while to read it, or it is cut
-off. One that is cut off hears and says nothing any more, at once. One that broke the rules is told so at once, and the
-connection ends a little later: a client that comes back as soon as it is sent away does not come often.
+A session ends in one of three ways. Both sides close it. Or the server refuses the client, and leaves it time to read
+the reason. Or the server cuts the client off, and reads and writes nothing more. A client that broke the rules gets the
+error at once, and the connection ends 1 s later: otherwise a client that reconnects at once would come back often.
 """
 
 from __future__ import annotations
@@ -31,74 +32,77 @@ from fairway.protocol import (
     Role,
     Why,
 )
+from fairway.runtime.buffers import LazyBuffer
+from fairway.runtime.clock import Clock
 from fairway.scheduling import Account
-from fairway.serving.budget import Budget
 from fairway.serving.frame_admission import FrameAdmission
-from fairway.serving.turnstile import ReadThrottle
-from fairway.world.buffers import LazyBuffer
-from fairway.world.clock import Clock
+from fairway.serving.memory_budget import Budget
+from fairway.serving.read_throttle import ReadThrottle
 
 if TYPE_CHECKING:
     from fairway.serving.requests import ServedRequest
 
 _NS = 1_000_000_000
-_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without it a timer would ring early, and again at once
-_LAST_WORDS_S = 5.0  # for a client to read why it is sent away; one that never reads would hold its place for ever
-_PENANCE_S = 1.0  # before one that broke the rules is let go: without it, 20 such took a third of the loop's time
-_UNREAD_BYTES_MAX = 4 * MIB  # of answers to one client: then it gets no further large ones, whatever it has asked for
-_UNREAD_BY_BULK_BYTES_MAX = 256 * KIB  # the same for one that has asked for many at once
+_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early, and again at once
+_LAST_WORDS_S = 5.0  # for a client to read the reason; a client that never reads would hold its place for ever
+# before a client that broke the rules goes: without it, 20 such clients took a third of the loop's time
+_PENANCE_S = 1.0
+# of answers to one client: then it gets no further large answers, whatever it has asked for
+_UNREAD_BYTES_MAX = 4 * MIB
+_UNREAD_BY_BULK_BYTES_MAX = 256 * KIB  # the same for a client that has asked for many at once
 _HELPING_FRAMES = 16  # read at once from one connection: about 0.1 ms of small requests,
-_HELPING_NS = 100_000  # and fewer, where its last ones took longer than this: half a slice of the actors
-_FRAME_NS = 25_000.0  # a frame of a connection that nobody knows yet
-_FRAME_SHARE = 0.25  # of the newest helping in how long a frame of its connection takes
-_HELPING_BYTES = 64 * KIB  # and so much: a loop would read 8 MB of a connection that has it before it reads another
-_RETRY_AFTER_MS = 1_000  # for one that was evicted: it comes back when others have had their turn
+_HELPING_NS = 100_000  # and fewer, where its last frames took longer than this: half a slice of the actors
+_FRAME_NS = 25_000.0  # a frame of a new connection
+_FRAME_SHARE = 0.25  # of the newest helping in the expected time of a frame
+# a helping in bytes: otherwise a loop would read 8 MB of one connection before it reads another
+_HELPING_BYTES = 64 * KIB
+_RETRY_AFTER_MS = 1_000  # for an evicted client: it comes back when others have had their turn
 
 
 class Host(Protocol):
-    """What a session needs of its broker."""
+    """What a session needs of its server."""
 
     clock: Clock
     incoming: FrameAdmission[ServerSession]  # parts of frames
     outgoing: Budget[ServerSession]  # answers that have not left
-    turnstile: ReadThrottle[ServerSession]  # those who send more than a helping
+    read_throttle: ReadThrottle[ServerSession]  # clients that send more than a helping
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
-        """Take a request in; raises `Refused` or `Misuse` where it cannot."""
+        """Take a request; raises `Refused` or `Misuse` where the server cannot."""
 
     @property
     def ready_weight(self) -> float:
-        """Of the actors that are ready."""
+        """The weight of the ready actors."""
 
     def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
-        """A connection was read for so long; whether it has used more than its share by that. `ready_weight`: when that
-        began."""
+        """Charge the time to read a connection. Returns whether the connection has now used more than its share.
+        `ready_weight`: the weight when that time began."""
 
     def rest_ms(self, elapsed_ns: int) -> int:
-        """How long one rests whose requests were refused outright, if that took so long."""
+        """How long a connection rests whose outright refusals took so long."""
 
     def session_opened(self, session: ServerSession) -> Refused | None:
-        """A reason to turn it away, or None. May cut it off."""
+        """A reason to turn the session away, or None. May cut the session off."""
 
     def session_closed(self, session: ServerSession) -> None: ...
 
     def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
-        """For the figures."""
+        """Count an answer."""
 
     def refused(self, code: Code) -> None: ...
 
     def discard(self, debris: list[Bytes]) -> None:
-        """Drop it, a little at a time."""
+        """Drop the pieces, a little at a time."""
 
     def discard_buffer(self, buffer: LazyBuffer) -> None:
-        """The same for the buffer of a large frame that nobody uses any more; called on any thread."""
+        """Drop the buffer of a large frame that is no longer used. Called on any thread."""
 
     def flush_soon(self, session: ServerSession) -> None:
-        """Have its `flush` called in the loop's next turn."""
+        """Have the session's `flush` called at the end of this turn, or early in the next."""
 
 
 class ServerSession(asyncio.Protocol):
-    """The broker's end of one connection."""
+    """The server's end of one connection."""
 
     def __init__(self, host: Host, options: ConnectionOptions, call_later: Callable[..., asyncio.TimerHandle]) -> None:
         self._host = host
@@ -114,19 +118,20 @@ class ServerSession(asyncio.Protocol):
         self._is_in_line = False  # there is no room for the frame that it has begun
         self._is_reading = True
         self._is_ahead = False  # it has used more than its share
-        self._frame_ns = _FRAME_NS  # what one of its frames takes to be read
-        self._refused_ms = -1  # in the last helping something was refused that has time for so long; -1: nothing was
+        self._frame_ns = _FRAME_NS  # the time to read one of its frames
+        self._refused_ms = -1  # the longest retry-after of an outright refusal in the last helping; -1: there was none
+        self._due_rest_ms = 0  # a rest for what actors have refused, which has not begun
         self._is_ending = False
         self._is_flush_due = False
         self._written_bytes = 0
-        self._left_bytes = 0  # of those, what had left the transport when it was last looked at
+        self._left_bytes = 0  # of those, what had left the transport at the last look
         self.account = Account()  # what it has used of the loop
-        self.waiting: dict[ServedRequest[Any], None] = {}  # requests that wait for something to come
+        self.waiting: dict[ServedRequest[Any], None] = {}  # requests that wait
         self.address = ""
-        self.here = ""  # where it has found us
+        self.here = ""  # the address where the client reached this server
         self.is_gone = False
 
-    # --- the transport's side ----------------------------------------------------------------------------------------
+    # --- calls from the transport ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # a stream transport; uvloop's has no common base
@@ -154,7 +159,7 @@ class ServerSession(asyncio.Protocol):
         self._host.session_closed(self)
 
     def pause_writing(self) -> None:
-        """The client reads slower than it asks: take no more requests until it has caught up."""
+        """Stop reading the client until it has caught up: it reads slower than it asks."""
         self._is_clogged = True
         if not self.is_gone:
             self._heed_bounds()
@@ -166,16 +171,16 @@ class ServerSession(asyncio.Protocol):
             self._host.outgoing.note(self)
             self._heed_bounds()
 
-    # --- the broker's side -------------------------------------------------------------------------------------------
+    # --- calls from the server ---------------------------------------------------------------------------------------
 
     @property
     def partial_bytes(self) -> int:
-        """What has arrived of a frame that is not yet complete."""
+        """The bytes that have arrived of an incomplete frame."""
         return self._connection.buffered_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Answers that have piled up; a buffer that the client keeps up with is none."""
+        """The bytes of answers that have piled up; 0 while the client keeps up."""
         if not self._is_clogged or self._transport is None or self.is_gone:
             return 0
         return self._transport.get_write_buffer_size()
@@ -193,26 +198,30 @@ class ServerSession(asyncio.Protocol):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Those that the client has asked for and the server has."""
+        """The features that both the client and the server have."""
         return self._connection.features
 
     @property
     def is_listening(self) -> bool:
-        """Whether it is read: else its silence is not its own."""
+        """Whether the session reads the client. If not, the client's silence is not its fault."""
         return self._is_reading
 
     def frame_granted(self) -> None:
-        """There is room for the frame that it has begun."""
+        """Go on: there is room for the frame that the client has begun."""
         self._is_in_line = False
         if not self.is_gone:
             self._heed_bounds()
 
     def go_on(self) -> bool:
-        """Its turn at the turnstile: the next helping of what has come; True where there is none, and more may come."""
+        """Read the next helping: the read throttle calls this in the session's turn. Returns True where nothing is left
+        to read, and the client may send more."""
         self._is_queued = False
         if self.is_gone:
             return False
         self._is_ahead, self._refused_ms = False, -1
+        if self._due_rest_ms > 0:
+            self._queue_up()
+            return False
         self._read_ns = self._host.clock.monotonic_ns()
         if self._connection.has_unread:
             self._read(b"")
@@ -238,22 +247,25 @@ class ServerSession(asyncio.Protocol):
     def refuse(self, correlation: int, refused: Refused) -> None:
         if not self.is_gone:
             self._refuse(correlation, refused)
+            if refused.code is Code.FENCED:
+                self._rest()
             self._flush_soon()
 
     def fail(self, error: RemoteProtocolError) -> None:
-        """The client broke the rules in a way that only the broker could see, such as a bad batch."""
+        """Close the connection: the client broke a rule that only the server can check, such as a bad batch."""
         if not self.is_gone:
-            self._connection.fail(error.with_traceback(None))  # whose frames know this session: it would not be freed
+            # the traceback's frames refer to this session, which would not be freed
+            self._connection.fail(error.with_traceback(None))
             self._flush()
 
     def dismiss(self, sentence: str) -> None:
-        """Let go of the part of a frame that has come: others need the memory."""
+        """Drop the partial frame and close the connection: others need the memory."""
         if not self.is_gone:
             self._connection.dismiss(Refused(Code.BUSY, sentence, retry_after_ms=_RETRY_AFTER_MS))
             self._flush()
 
     def drain(self, reason: str) -> None:
-        """Answer what is in flight, take no more, part."""
+        """Answer what is in flight, take no more, close."""
         if self._is_ending:
             self._hang_up()
         elif not self.is_gone:
@@ -261,15 +273,15 @@ class ServerSession(asyncio.Protocol):
             self._flush()
 
     def abort(self) -> None:
-        """Cut it off: nothing more is heard or said."""
+        """Cut the connection off: the session reads and writes nothing more."""
         self.is_gone = True
         if self._transport is not None:
             self._transport.abort()
 
-    # --- within ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
-        """A helping of what has come, `data` included."""
+        """Read a helping of what has come, `data` included."""
         connection = self._connection
         self._refused_ms = -1
         arrived, ready_weight = connection.buffered_bytes + len(data), self._host.ready_weight
@@ -288,12 +300,12 @@ class ServerSession(asyncio.Protocol):
             frame_bytes = connection.partial_frame_bytes
             self._is_in_line = not self._host.incoming.note(self, frame_bytes, anew=partial != arrived)
             if frame_bytes > LARGE_FRAME_BYTES and len(data) >= _HELPING_BYTES:
-                self._host.turnstile.rest()
+                self._host.read_throttle.rest()
         self._heed_bounds()
         self._flush()
 
     def _account_for(self, elapsed_ns: int, ready_weight: float) -> None:
-        """It was read for so long. Whoever sends what is refused rests: to refuse is work, too."""
+        """Charge the time of a helping. A client whose requests are refused rests: a refusal is work, too."""
         self._is_ahead = self._host.charge(self.account, elapsed_ns, ready_weight)
         if self._refused_ms >= 0:
             self._refused_ms = max(self._refused_ms, self._host.rest_ms(elapsed_ns))
@@ -311,26 +323,31 @@ class ServerSession(asyncio.Protocol):
         return min(connection.requests_max - connection.in_flight, frames)
 
     def _queue_up(self) -> None:
-        """Whoever floods us with what we cannot take is listened to when we said that it may come back, and not
-        before."""
+        """Join the read throttle. A client that sends more than the server can take is read only after the
+        retry-after."""
         if self._is_queued:
             return
         self._is_queued = True
-        if self._refused_ms > 0:
-            self._call_later(self._refused_ms / 1_000, self._host.turnstile.join, self)
+        rest_ms, self._due_rest_ms = max(self._refused_ms, self._due_rest_ms), 0
+        if rest_ms > 0:
+            self._call_later(rest_ms / 1_000, self._host.read_throttle.join, self)
         else:
-            self._host.turnstile.join(self)
+            self._host.read_throttle.join(self)
 
     def _heed_bounds(self) -> None:
-        """Read no further while the client does not read either, while it has as many requests in flight as may be
-        (refusing them one by one would cost others their time), while there is no room for the frame that it has begun,
-        and until its turn at the turnstile comes."""
+        """Start or stop reading the client.
+
+        The session does not read a client that does not read its answers, or that waits for room for its frame or for
+        its turn in the read throttle. Nor does it read a client with as many requests in flight as allowed: refusing
+        more of them one by one would cost others their time.
+        """
         transport, connection = self._transport, self._connection
         if transport is None or self._is_ending or transport.is_closing():
             return
         self._is_full = connection.is_open and connection.in_flight >= connection.requests_max
         is_held = self._is_clogged or self._is_full or self._is_in_line
-        if (connection.has_unread or self._is_ahead or self._refused_ms > 0) and not is_held:
+        is_resting = self._refused_ms > 0 or self._due_rest_ms > 0
+        if (connection.has_unread or self._is_ahead or is_resting) and not is_held:
             self._queue_up()
         is_reading = not (is_held or self._is_queued)
         if is_reading != self._is_reading:
@@ -348,7 +365,7 @@ class ServerSession(asyncio.Protocol):
             self._turn_down(received.correlation, Refused(Code.BAD_REQUEST, str(error)))
 
     def _turn_down(self, correlation: int, refused: Refused) -> None:
-        """Refuse it outright: it never becomes an actor's."""
+        """Refuse a request outright: it never reaches an actor."""
         self._refused_ms = max(self._refused_ms, refused.retry_after_ms or 0)
         self._refuse(correlation, refused)
 
@@ -356,14 +373,22 @@ class ServerSession(asyncio.Protocol):
         if self._connection.refuse(correlation, refused):
             self._host.refused(refused.code)
 
+    def _rest(self) -> None:
+        """Let the client rest: it acted for the consumer of another client. That counts as refused outright, although
+        an actor found it. Ten connections that did so had ten times the time of the consumer (bench/hostile); now they
+        share a tenth of the loop's. The rest is as long as if the refusal had taken the usual cost of a request of this
+        connection."""
+        self._due_rest_ms = max(self._due_rest_ms, self._host.rest_ms(int(self.account.cost_ns)))
+        self._heed_bounds()
+
     def _flush_soon(self) -> None:
-        """Together with what else is said in this turn: a write costs 30 µs, whatever it carries."""
+        """Flush together with the other answers of this turn: a write costs 30 µs, whatever it carries."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._host.flush_soon(self)
 
     def flush(self) -> None:
-        """Write what has been said."""
+        """Write the pending answers."""
         if self._is_flush_due:
             self._flush()
 
@@ -387,7 +412,7 @@ class ServerSession(asyncio.Protocol):
         self._rearm()
 
     def _end(self, transport: asyncio.Transport, why: Why) -> None:
-        """Let the last words leave; nobody listens to them where all was silent."""
+        """Close after the last answers have left. A silent client does not read them: abort at once."""
         if why is Why.SILENT:
             transport.abort()
         elif why is Why.BROKEN and not transport.is_closing():
@@ -397,13 +422,13 @@ class ServerSession(asyncio.Protocol):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """When the last words have left, but not in eternity."""
+        """Close when the last answers have left, or after 5 s."""
         if self._transport is not None and not self.is_gone:
             self._transport.close()
             self._set_timer(_LAST_WORDS_S, self.abort)
 
     def _rearm(self) -> None:
-        """One timer for handshake and heartbeats; a later deadline moves it only when it has rung, so that a busy
+        """Set one timer for handshake and heartbeats. A later deadline moves it only after it has fired, so that a busy
         session costs nothing."""
         deadline_ns = self._connection.next_deadline()
         if self.is_gone or deadline_ns is None or (self._timer is not None and self._timer_ns <= deadline_ns):
@@ -413,7 +438,7 @@ class ServerSession(asyncio.Protocol):
         self._set_timer(delay_ns / _NS + _TIMER_SLACK_S, self._on_time)
 
     def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """In place of the one that is set."""
+        """Set the timer in place of the current one."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._call_later(delay_s, callback)
@@ -422,7 +447,8 @@ class ServerSession(asyncio.Protocol):
         self._timer = None
         now_ns = self._host.clock.monotonic_ns()
         if (self._is_clogged and self._has_moved()) or self._is_full or self._is_in_line:
-            self._connection.heard(now_ns)  # we do not listen: that it takes bytes, or waits for us, is its pulse
+            # the session does not read it: taking bytes, or waiting for us, counts as a sign of life
+            self._connection.heard(now_ns)
         self._connection.on_time(now_ns)
         self._flush()
 
@@ -434,7 +460,7 @@ class ServerSession(asyncio.Protocol):
 
 
 def _address(peer: object) -> str:
-    """`127.0.0.1:4242`; whatever the transport calls the other side, where it is no such pair."""
+    """`127.0.0.1:4242`; the transport's own name where the peer is no such pair."""
     if isinstance(peer, tuple) and len(peer) >= 2:
         return f"[{peer[0]}]:{peer[1]}" if ":" in str(peer[0]) else f"{peer[0]}:{peer[1]}"
     return str(peer) if peer else ""

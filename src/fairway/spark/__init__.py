@@ -1,18 +1,28 @@
 """Fairway's log as a Spark source and sink, in Python alone: `spark.read.format("fairway")`, `writeStream`, no jar.
 
-    session     a SparkSession with the settings that matter
-    source      what Spark finds under the name "fairway" (by way of the package `pyspark_fairway`)
-    options     every option, parsed once       schema     the columns
-    looking     what the driver asks: subjects, places      brokers    and of one broker group: progress, too
-    places      where broker groups are     calling    the one conversation with a server
-    splits      ranges of sequences into tasks  reading    a task: scans into Arrow        frames    its record batches
-    stream      micro-batches and their offsets
-    sink        rows into batches (encoding), each of which can be stored once only: sending, and pinning, to whom
-    events      "fairway.events", the life of messages: event_log reads it, event_frames makes rows of it
-    delayed     "fairway.delayed", what is pending at a delay server
-    version     which pyspark it needs          worker     how a Python worker ends
+    session           makes a SparkSession with the settings that matter; checks the version of pyspark
+    source            the data source "fairway", which Spark finds through the package `pyspark_fairway`
+    options           every option of the source and the sink, parsed once
+    server_groups     where broker groups are: by address, or known to meta servers
+    connection        one blocking conversation with a server: requests, resends, lost connections
+    broker_session    a driver's conversation with one broker group: extents, positions, the query's progress
+    plan              a driver's questions over all broker groups: subjects, positions, sizes, waiting
+    filters           filters that Spark pushes down to the source
+    reader            cuts ranges of sequences into tasks; reads a task's ranges with scans
+    frames            makes Arrow record batches of stored batches; the columns of a message
+    stream            the reader of a streaming query, and its offsets
+    sink              makes batches of rows, each of which a broker stores once only
+    sink_connections  sends a task's batches, and finds the broker group that they go to
+    encode            makes the bytes of a batch, and message ids, from Arrow columns
+    delayed           the data source "fairway.delayed": messages that are pending at a delay server
+    events            the data source "fairway.events": what happened to messages
+    jobs              the commands of `fairway pipeline`
 
-`docs/spark.md` is for users.
+A read: `source` asks `plan` for the extents of the subjects, `reader.cut` makes tasks of them, and each task scans its
+ranges over a `connection` and turns them into `frames`. A write: each task makes batches of its rows in `sink` and
+sends them through `sink_connections`.
+
+`docs/how-to/spark.md` is for users.
 """
 
 from fairway.errors import Misuse
@@ -23,12 +33,11 @@ try:
 except ImportError as error:
     raise Misuse(f"fairway.spark needs {error.name}: pip install 'fairway[spark]'") from error
 
-from fairway.spark.version import check_version
+from fairway.spark.session import check_version
 
-check_version(pyspark.__version__)  # before anything is imported that an older one does not have
+check_version(pyspark.__version__)  # before any import that an older pyspark cannot satisfy
 
-from fairway.spark.session import session  # noqa: E402
-from fairway.spark.worker import end_quietly  # noqa: E402
+from fairway.spark.session import end_quietly, session  # noqa: E402
 
 __all__ = ["session"]
 

@@ -1,8 +1,8 @@
-"""`format("fairway.delayed")`: what is pending at a delay server when it is asked, a row for each message.
+"""The data source `fairway.delayed`: a row for each message that is pending at a delay server when asked.
 
-Tasks divide the stretch of due times among themselves and walk through it page by page, as `fairway delay list` does.
-A message that is rescheduled meanwhile may come twice or not at all, one that becomes due meanwhile may be missing:
-what is pending changes under whoever looks at it, and a delay server keeps no picture of a moment.
+Tasks divide the range of due times among themselves. Each task reads its part page by page, as `fairway delay list`
+does. A delay server keeps no snapshot, so what is pending changes during the read. A message that is rescheduled
+meanwhile may come twice or not at all; a message that becomes due meanwhile may be missing.
 """
 
 from __future__ import annotations
@@ -33,21 +33,29 @@ from fairway.batch.check import open_columns
 from fairway.errors import Code, FairwayError, InvariantViolated, Misuse, Refused
 from fairway.names import Subject
 from fairway.protocol import Bytes
-from fairway.protocol.delaying import DelayTally, PendingListed, PendingMessage, PendingPage, Stretch, Tallied, Which
+from fairway.protocol.delay_messages import (
+    DelayTally,
+    PendingListed,
+    PendingMessage,
+    PendingPage,
+    Stretch,
+    Tallied,
+    Which,
+)
 from fairway.protocol.messages import Whence
-from fairway.spark import schema
-from fairway.spark.calling import BlockingClient
+from fairway.runtime.blocking_connection import spare_the_collector
+from fairway.spark import frames
+from fairway.spark.connection import BlockingClient
+from fairway.spark.frames import TIMESTAMP
 from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
-from fairway.spark.places import ServerGroupAddress, caller_to, delay_places
-from fairway.spark.schema import TIMESTAMP
-from fairway.world.wire import spare_the_collector
+from fairway.spark.server_groups import ServerGroupAddress, caller_to, delay_places
 
 NAME: Final = "fairway.delayed"
 FRAME_ROWS: Final = 8_192
 TASK_MESSAGES: Final = 200_000  # unless minPartitions says otherwise; a page has 700
-TASKS_MAX: Final = 4  # of them: a delay server answers eight such questions at once, and others ask, too
-FRAME_BYTES: Final = 8 << 20  # or so many bytes of payloads
-_WIDTHS_MS: Final = tuple(hours * 3_600_000 for hours in (2, 24, 720))  # of a stretch; two years have not too many
+TASKS_MAX: Final = 4  # a delay server serves eight listings at once, and other clients list too
+FRAME_BYTES: Final = 8 << 20  # payload bytes that end a frame before `FRAME_ROWS`
+_WIDTHS_MS: Final = tuple(hours * 3_600_000 for hours in (2, 24, 720))  # of a stretch; the widest fits two years
 OPTIONS: Final = {
     each.lower(): each
     for each in ("url", "subject", "path", "keyPrefix", "dueFrom", "dueTo", "minPartitions", "patienceSeconds")
@@ -77,17 +85,17 @@ _ARROW: Final[dict[str, pa.DataType]] = {
     "headers": pa.map_(pa.string(), pa.string()),
     "payload": pa.binary(),
 }
-_UNSET: Final = pa.scalar(0, TIMESTAMP)  # a sender that said no time
-_CONTENTS: Final = frozenset({"created_at", "tags", "headers", "payload"})  # come with the messages themselves
+_UNSET: Final = pa.scalar(0, TIMESTAMP)  # the sender gave no time
+_CONTENTS: Final = frozenset({"created_at", "tags", "headers", "payload"})  # columns for which a page attaches batches
 
 
 @dataclass(frozen=True)
 class DelayedOptions:
-    """What a reader was told."""
+    """The options of a reader, parsed."""
 
     url: str
     subjects: tuple[str, ...]  # empty: all
-    which: Which  # but for the subject
+    which: Which  # without the subject
     min_partitions: int | None
     patience_s: int
 
@@ -133,7 +141,7 @@ class DelayedSource(DataSource):
 
 
 class Walk(NamedTuple):
-    """What one task asks for, page after page."""
+    """The request that one task repeats page after page."""
 
     place: ServerGroupAddress
     which: Which
@@ -141,7 +149,7 @@ class Walk(NamedTuple):
 
 
 class DelayedSplit(InputPartition):
-    """What one task reads."""
+    """A task."""
 
     def __init__(self, walk: Walk) -> None:
         super().__init__(walk)
@@ -149,11 +157,11 @@ class DelayedSplit(InputPartition):
 
 
 class DelayedReader(DataSourceReader):
-    """What is pending when the tasks run."""
+    """Reads what is pending when the tasks run."""
 
     def __init__(self, options: DelayedOptions, schema_: StructType) -> None:
         self._options = options
-        self._columns = schema.columns_of(schema_, PENDING, NAME)
+        self._columns = frames.columns_of(schema_, PENDING, NAME)
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -173,7 +181,7 @@ class DelayedReader(DataSourceReader):
         ]
 
     def _size(self, messages: int) -> int:
-        """Of a task."""
+        """The number of messages of a task."""
         tasks = self._options.min_partitions or min(-(-messages // TASK_MESSAGES), TASKS_MAX)
         return max(-(-messages // max(tasks, 1)), 1)
 
@@ -182,7 +190,8 @@ class DelayedReader(DataSourceReader):
 
 
 def cut(whole: Which, stretches: Sequence[Stretch], size: int) -> list[Which]:
-    """The same, in parts of about so many messages; together they cover all times, whatever is scheduled meanwhile."""
+    """Cut `whole` into parts of about `size` messages. Together they cover all times, also of messages that are
+    scheduled meanwhile."""
     edges: list[int] = []
     counted = 0
     for each in stretches:
@@ -224,7 +233,7 @@ def _frames(caller: BlockingClient, walk: Walk) -> Iterator[pa.RecordBatch]:
 def _frame(
     messages: Sequence[PendingMessage], batches: Sequence[Bytes], columns: tuple[tuple[str, bool], ...]
 ) -> pa.RecordBatch:
-    wanted = schema.arrow_schema(columns, _ARROW)
+    wanted = frames.arrow_schema(columns, _ARROW)
     contents = pa.Table.from_batches([record_batch(open_columns(bytes(each))) for each in batches]) if batches else None
 
     def column(name: str) -> Any:
@@ -245,7 +254,7 @@ def _frame(
 
 
 def _tally(caller: BlockingClient, which: Which) -> Tallied:
-    """How many are due when, as finely as the server counts."""
+    """How many messages are due when, as finely as the server counts."""
     for width_ms in _WIDTHS_MS:
         try:
             return caller.ask(DelayTally(which, width_ms), Tallied)

@@ -1,11 +1,12 @@
-"""Filters that Spark pushes down to the source: ranges of sequences and times, subjects, broker groups, keys. The
-reader leaves out the rows that a filter rules out; Spark applies the filters that the reader gives back.
+"""Filters that Spark pushes down to the source: ranges of sequences and times, subjects, broker groups, keys.
 
-Spark 4.1 to 4.3 keep what a pushed filter has left of a read with the relation, not with the scan. Every scan of that
-`load()` then reads the same few rows: an unfiltered `count()` after a filtered one, both sides of a self-join, both
-parts of a union. The filters are gone from the plans by then, so the results are wrong and nothing says so. The reader
-takes filters only where Spark keeps them with the scan (ADR 0021). The options `starting`, `ending`, `keys` and `tags`
-belong to the `load()` itself, and narrow a read in every version.
+The reader leaves out the rows that a filter rules out. Spark applies the filters that the reader gives back.
+
+Spark 4.1 to 4.3 keep the result of pushed filters with the relation, not with the scan. Every scan of that `load()`
+then reads the same few rows: an unfiltered `count()` after a filtered one, both sides of a self-join, both parts of a
+union. The plans no longer show the filters, so the results are wrong without a warning. Therefore the reader takes
+filters only where Spark keeps them with the scan (ADR 0021). The options `starting`, `ending`, `keys` and `tags` belong
+to the `load()` itself, and narrow a read in every version.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NEVER_NULL = frozenset({"subject", "broker_group", "sequence", "id", "payload",
 
 @dataclass
 class PushedFilters:
-    """What the filters leave to be read. Times are those of storing, in ms; ends are not included."""
+    """The part of the log that the filters leave to read. Times are times of storing, in ms; ends are exclusive."""
 
     subjects: frozenset[str] | None = None
     broker_groups: frozenset[str] | None = None
@@ -49,13 +50,13 @@ class PushedFilters:
     end_ms: int | None = None
 
     def push(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take in what can be; gives back what Spark has to see to."""
+        """Take in as many filters as possible; yields those that Spark must apply."""
         for each in filters:
             if not self._take(each):
                 yield each
 
     def _take(self, filter: Filter) -> bool:
-        """Whether it needs no second look."""
+        """Take in a filter; True: Spark need not apply it again."""
         column = ".".join(getattr(filter, "attribute", ()))
         match filter:
             case IsNotNull():
@@ -109,7 +110,7 @@ class PushedFilters:
             self.end = end if self.end is None else min(self.end, end)
             return True
         if column == "appended_at" and isinstance(value, datetime):
-            end_ms = _ms(value) + 1  # Spark looks at the last millisecond more closely
+            end_ms = _ms(value) + 1  # Spark itself filters the last millisecond
             self.end_ms = end_ms if self.end_ms is None else min(self.end_ms, end_ms)
         return False
 

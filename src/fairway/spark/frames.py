@@ -1,50 +1,116 @@
-"""Stored batches as the record batches that Spark takes: over the bytes that came, with no Python per row.
+"""Arrow record batches for Spark, made of stored batches without Python per row; the columns of a message.
 
-What a batch carries (payload, key, tags, headers, times) is Arrow already. What it does not know of itself (subject,
-sequence, id, time of storing) is computed for a whole frame at once. Small batches are put together by concatenating
-their arrays until a frame has `FRAME_ROWS`: a frame costs Spark as much as some hundred rows.
+`MESSAGES` and `_ARROW` are the columns for Spark and for Arrow. The two must agree in every type and nullability.
+
+A stored batch already holds payload, key, tags, headers and times as Arrow. The other columns (subject, sequence, id,
+time of storing) are computed for a whole frame at once. Small batches are concatenated until a frame has `FRAME_ROWS`,
+because a frame costs Spark as much as some hundred rows.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
-from fairway.batch import HEADER_BYTES, check, section
+from fairway.batch import HEADER_BYTES, check, layout
 from fairway.batch.arrays import padded
 from fairway.batch.arrow import SCHEMA, record_batch
 from fairway.batch.check import open_columns
+from fairway.errors import Misuse
 from fairway.protocol import Bytes
-from fairway.spark import ids
-from fairway.spark.schema import TIMESTAMP, arrow_schema
+from fairway.spark import encode
 
-FRAME_ROWS: Final = (
-    16_000  # twice as fast as 1,000 for a reader alone: what a frame costs in Python is shared by more rows
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+MESSAGES: Final = StructType(
+    [
+        StructField("subject", StringType(), False),
+        StructField("broker_group", StringType(), False),
+        StructField("sequence", LongType(), False),
+        StructField("id", StringType(), False),
+        StructField("key", StringType(), True),
+        StructField("tags", ArrayType(StringType(), True), True),
+        StructField("headers", MapType(StringType(), StringType(), True), True),
+        StructField("payload", BinaryType(), False),
+        StructField("created_at", TimestampType(), False),
+        StructField("appended_at", TimestampType(), False),
+    ]
 )
-FRAME_BYTES: Final = 8 << 20  # or so many bytes, where messages are large
-PLAIN_BYTES: Final = 4 << 10  # a batch below this size is worth a shorter way, if it has payloads alone
+
+_ARROW: Final[dict[str, pa.DataType]] = {
+    "subject": pa.string(),
+    "broker_group": pa.string(),
+    "sequence": pa.int64(),
+    "id": pa.string(),
+    "key": pa.string(),
+    "tags": pa.list_(pa.string()),
+    "headers": pa.map_(pa.string(), pa.string()),
+    "payload": pa.binary(),
+    "created_at": TIMESTAMP,
+    "appended_at": TIMESTAMP,
+}
+
+
+def messages(*, include_headers: bool) -> StructType:
+    return StructType([field for field in MESSAGES.fields if include_headers or field.name != "headers"])
+
+
+def columns_of(
+    schema: StructType, whole: StructType = MESSAGES, source: str = "fairway"
+) -> tuple[tuple[str, bool], ...]:
+    """The columns that a reader gives, and whether they may be null: all, or those that the user asked for."""
+    known: dict[str, DataType] = {field.name: field.dataType for field in whole.fields}
+    for field in schema.fields:
+        if field.name not in known:
+            raise Misuse(f"format {source} has no column {field.name!r}: there are {', '.join(known)}")
+        if field.dataType != known[field.name]:
+            raise Misuse(
+                f"column {field.name} is {known[field.name].simpleString()}, not {field.dataType.simpleString()}: "
+                "read it as it is, and cast it afterwards"
+            )
+    return tuple((field.name, field.nullable) for field in schema.fields)
+
+
+def arrow_schema(columns: tuple[tuple[str, bool], ...], types: Mapping[str, pa.DataType] = _ARROW) -> pa.Schema:
+    return pa.schema([pa.field(name, types[name], nullable=is_nullable) for name, is_nullable in columns])
+
+
+FRAME_ROWS: Final = 16_000  # twice as fast as 1,000 for a reader alone: more rows share the Python cost of a frame
+FRAME_BYTES: Final = 8 << 20  # ends a frame before `FRAME_ROWS` if messages are large
+PLAIN_BYTES: Final = 4 << 10  # smaller batches take a short cut, if they have payloads alone
 
 Columns = tuple[tuple[str, bool], ...]
 
 
 class RowFilter(NamedTuple):
-    """Which rows are wanted at all; None: any."""
+    """The rows that the reader wants; None: any."""
 
     keys: tuple[str | None, ...] | None = None
     tags: tuple[str, ...] = ()
-    is_keyed: bool = False  # only those with a key
+    is_keyed: bool = False  # only rows with a key
 
 
 class _BatchPart(NamedTuple):
-    """One batch, or the wanted stretch of it."""
+    """One batch, or the wanted part of it."""
 
-    arrays: pa.RecordBatch | None  # None: a small batch of payloads alone, which is `data` and nothing else
+    arrays: pa.RecordBatch | None  # None: a small batch of payloads alone, all of it in `data`
     data: bytes
     rows: int
     size: int
@@ -54,23 +120,23 @@ class _BatchPart(NamedTuple):
     appended_ms: int
     created_ms: int
     is_created_unset: bool
-    explicit: Any  # pairs of numbers, or None
+    explicit: Any  # ids as pairs of numbers, or None
 
 
 class Framer:
     """Takes batches of one subject, gives frames."""
 
-    def __init__(self, subject: str, broker_group: str, columns: Columns, sieve: RowFilter) -> None:
+    def __init__(self, subject: str, broker_group: str, columns: Columns, row_filter: RowFilter) -> None:
         self._subject = subject
         self._broker_group = broker_group
         self._names = [name for name, _ in columns]
         self._schema = arrow_schema(columns)
-        self._sieve = sieve
+        self._row_filter = row_filter
         self._parts: list[_BatchPart] = []
         self._rows = self._size = 0
 
     def add(self, data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a batch with sequences from `begin` up to `end`; gives a frame when there is enough for one."""
+        """Add the rows of a batch with sequences from `begin` up to `end`; yields a frame when there is enough."""
         part = _part(data, first_sequence, appended_ms, begin, end)
         if part.rows:
             self._parts.append(part)
@@ -80,7 +146,7 @@ class Framer:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """What has not made a frame yet."""
+        """The rows that have not made a frame yet."""
         parts, self._parts = self._parts, []
         self._rows = self._size = 0
         if parts:
@@ -95,8 +161,8 @@ class Framer:
         return self._sifted(frame, columns)
 
     def _sifted(self, frame: pa.RecordBatch, columns: _Derived) -> pa.RecordBatch:
-        """The rows that the sieve lets through."""
-        keys, tags, is_keyed = self._sieve
+        """The rows that the row filter lets through."""
+        keys, tags, is_keyed = self._row_filter
         masks = []
         if keys is not None:
             wanted = pa.array([key for key in keys if key is not None], pa.string())
@@ -153,7 +219,7 @@ class _Derived:
         if len(firsts) == 1:
             return np.arange(firsts[0], firsts[0] + self._rows, dtype=kind)
         before = np.cumsum(self._counts) - self._counts
-        bases = np.array(firsts, kind) - before.astype(kind)  # may wrap, and wraps back
+        bases = np.array(firsts, kind) - before.astype(kind)  # may wrap around; the addition below wraps back
         return np.repeat(bases, self._counts) + np.arange(self._rows, dtype=kind)
 
     def _appended_at(self) -> pa.Array:
@@ -170,7 +236,7 @@ class _Derived:
                 producers[at : at + part.rows][has_own] = part.explicit[has_own, 0]
                 sequences[at : at + part.rows][has_own] = part.explicit[has_own, 1]
             at += part.rows
-        return ids.text_column(producers, sequences)
+        return encode.text_column(producers, sequences)
 
 
 def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: int) -> _BatchPart:
@@ -189,7 +255,7 @@ def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: i
     arrays = record_batch(columns)
     explicit = None
     if header.has_ids:
-        explicit = np.frombuffer(section.explicit_ids(data, header) or b"", np.uint64).reshape(-1, 2)[low : low + count]
+        explicit = np.frombuffer(layout.explicit_ids(data, header) or b"", np.uint64).reshape(-1, 2)[low : low + count]
     if count < header.count:
         arrays = arrays.slice(low, max(count, 0))
     return _BatchPart(
@@ -212,13 +278,13 @@ def _is_plain(part: _BatchPart) -> bool:
 
 
 def _columns(name: str, parts: list[_BatchPart]) -> list[pa.Array]:
-    """A column of parts that are all plain, or none of which is."""
+    """A column of parts that are either all plain or all not plain."""
     arrays = [part.arrays.column(name) for part in parts if part.arrays is not None]
     return arrays or [_plain(name, parts)]
 
 
 def _plain(name: str, parts: list[_BatchPart]) -> pa.Array:
-    """A column of many small batches at once: to make arrays of each would take six times as long."""
+    """A column of many small batches at once: making arrays of each would take six times as long."""
     counts = np.array([part.rows for part in parts], np.int64)
     if name == "created_at":
         times = np.array([part.created_ms * 1_000 for part in parts], np.int64)
@@ -231,7 +297,7 @@ def _plain(name: str, parts: list[_BatchPart]) -> pa.Array:
     )
     lasts = (
         np.cumsum(counts + 1) - 1
-    )  # where each batch's last offset stands: the step from it to the next means nothing
+    )  # the index of each batch's last offset: the step from there to the next batch means nothing
     lengths = np.delete(np.diff(offsets), lasts[:-1])
     starts = [padded(end) for end in ends]
     payloads = [

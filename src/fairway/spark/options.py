@@ -1,4 +1,4 @@
-"""Every option of the source and the sink, parsed once; what is wrong with one is said with its name and a remedy."""
+"""The options of the source and the sink, parsed once. Errors name the option and a remedy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fairway.errors import BadName, Misuse
 from fairway.limits import KIB, MIB
 from fairway.names import GroupName, Subject
 from fairway.protocol.messages import Whence
-from fairway.spark.places import ServerGroupAddress, SubjectPart
+from fairway.spark.server_groups import ServerGroupAddress, SubjectPart
 
 DEFAULT_URL: Final = f"{urls.SCHEME}127.0.0.1:{urls.DEFAULT_PORT}"
-PATIENCE_S: Final = 60  # a broker that restarts is back much sooner; then the task fails, and Spark tries it elsewhere
-POLL_MS: Final = 1_000  # of the long poll of an idle stream: a query that is stopped waits no longer
+PATIENCE_S: Final = 60  # a restarting broker is back much sooner; otherwise the task fails, and Spark retries elsewhere
+POLL_MS: Final = 1_000  # the long poll of an idle stream: stopping a query takes no longer
 _SIZES: Final = {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}
 _GLOB: Final = re.compile(r"[*?\[]")
 
@@ -40,7 +40,7 @@ WRITE_OPTIONS: Final = {
 
 @dataclass(frozen=True)
 class Where:
-    """A place in a subject, as the protocol says it."""
+    """A place in a subject, in the protocol's terms."""
 
     whence: Whence
     value: int = 0
@@ -52,12 +52,12 @@ LATEST: Final = Where(Whence.LATEST)
 
 @dataclass(frozen=True)
 class Places:
-    """Where to begin or end: one place for all subjects, and those of some, or of some in single broker groups."""
+    """Where to begin or end: a common place, and others for some subjects, or for subjects in single broker groups."""
 
     common: Where
     of: Mapping[str, Where]
     within: Mapping[str, Mapping[str, Where]] = field(default_factory=dict)  # by subject and broker group
-    elsewhere: Where = EARLIEST  # of a subject in a broker group that is not among those named
+    elsewhere: Where = EARLIEST  # for a named subject in a broker group that is not named
 
     def place(self, part: SubjectPart) -> Where:
         named = self.within.get(part.subject)
@@ -66,7 +66,7 @@ class Places:
         return self.of.get(part.subject, self.common)
 
     def check(self, option: str, parts: Iterable[SubjectPart]) -> None:
-        """A sequence means nothing where there are several broker groups, each of which counts for itself."""
+        """Refuse a bare sequence for a subject in several broker groups: each group counts its own sequences."""
         groups: dict[str, list[str]] = {}
         for part in parts:
             if self.place(part).whence is Whence.SEQUENCE and part.subject not in self.within:
@@ -82,7 +82,7 @@ class Places:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader was told."""
+    """The options of a reader, parsed."""
 
     url: str
     subjects: tuple[str, ...]  # names and patterns
@@ -94,7 +94,7 @@ class ReadOptions:
     group: str | None
     fail_on_data_loss: bool
     include_headers: bool
-    keys: tuple[str, ...] | None  # None: any, and none
+    keys: tuple[str, ...] | None  # None: messages with any key, or without one
     tags: tuple[str, ...]
     patience_s: int
     poll_ms: int
@@ -107,7 +107,7 @@ class ReadOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The subjects that were named in full."""
+        """The subjects given by their full names."""
         return tuple(each for each in self.subjects if not is_pattern(each))
 
     @property
@@ -117,11 +117,11 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a writer was told."""
+    """The options of a writer, parsed."""
 
     url: str
-    subject: str | None  # None: there is a column
-    group: str | None  # which alone is to get it; None: all that consume the subject
+    subject: str | None  # None: a column names it
+    group: str | None  # the only group that gets the messages; None: all groups of the subject
     keep_ids: bool
     write_id: str | None
     patience_s: int
@@ -183,7 +183,8 @@ def write_options(raw: Mapping[str, str]) -> WriteOptions:
 
 
 def known(raw: Mapping[str, str], names: Mapping[str, str], source: str = "fairway") -> dict[str, str]:
-    """With small letters, as Spark takes options; one that nobody knows is a mistake that would go unseen."""
+    """The options under lower-case names, as Spark compares them. An unknown name is an error, or a typo would go
+    unnoticed."""
     options = {name.lower(): value for name, value in raw.items()}
     for name in options:
         if name not in names:
@@ -224,7 +225,7 @@ def _group(options: Mapping[str, str]) -> str | None:
 
 
 def _keys(options: Mapping[str, str]) -> tuple[str, ...] | None:
-    """A list with commas; keys that have commas or spaces of their own come as JSON."""
+    """The keys of a list with commas; keys that contain commas or spaces come as JSON."""
     raw = options.get("keys")
     if raw is None:
         return None
@@ -264,7 +265,7 @@ def _within(name: str, places: Mapping[str, Any]) -> dict[str, Where]:
 
 
 def explicit(places: Mapping[SubjectPart, int]) -> str:
-    """Sequences as the options `starting` and `ending` take them, each in its broker group."""
+    """Sequences in the form of the options `starting` and `ending`, each in its broker group."""
     said: dict[str, dict[str, int]] = {}
     for part, sequence in places.items():
         said.setdefault(part.subject, {})[part.broker_group] = sequence
@@ -289,7 +290,7 @@ def place_of(name: str, text: str) -> Where:
 
 
 def count_of(options: Mapping[str, str], name: str) -> int | None:
-    """A whole number from 1 up; None: it was not said."""
+    """A whole number from 1 up; None: the option is not given."""
     raw = options.get(name.lower())
     if raw is None:
         return None

@@ -1,13 +1,13 @@
-"""The sink: rows into batches, each of which can be stored once only.
+"""The sink: makes batches of a task's rows, each of which a broker stores once only.
 
-A task's rows go out as streams that are named by what the task is: the query, the number of the micro-batch, the
-partition, the subject. So a task that runs again (a retry, a speculative copy, the whole micro-batch after a crash)
-sends the same streams, the same batches, the same bytes, and the broker answers with the receipts of the first time. If
-the rows are others, the broker finds other bytes in the same place and refuses: SEQUENCE_CONFLICT.
+A task sends its rows in streams whose producer ids are derived from the task's identity: the query, the number of the
+micro-batch, the partition, the subject. A task that runs again (a retry, a speculative copy, the whole micro-batch
+after a crash) sends the same streams, the same batches, the same bytes. The broker answers with the receipts of the
+first run. If the rows differ, the broker finds other bytes at the same place, and refuses with SEQUENCE_CONFLICT.
 
-The boundaries of batches depend on the rows alone, not on the frames in which Spark hands them over. A stream ends
-after as many batches as the broker remembers of one, and the next begins. In a cluster all of them go to one broker
-group of the subject (`pinning`).
+The boundaries of batches depend on the rows alone, not on the frames in which Spark delivers them. A stream ends after
+as many batches as a broker remembers per stream, and the next stream begins. In a cluster all streams of a task for one
+subject go to one broker group (`sink_connections`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from fairway import batch, limits
-from fairway.batch.secret import derived_secret
+from fairway.batch.identity import derived_secret
 from fairway.errors import FairwayError, Misuse
 from fairway.names import GroupName, Subject
 from fairway.protocol.messages import Produce
-from fairway.spark.encoding import Encoder
+from fairway.runtime.blocking_connection import spare_the_collector
+from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
+from fairway.spark.encode import Encoder
 from fairway.spark.options import WriteOptions
-from fairway.spark.pinning import PROBE_SEQUENCE, GroupConnections
-from fairway.spark.sending import NotTheSame, Sending
-from fairway.world.clock import RealClock
-from fairway.world.rng import RealRng
-from fairway.world.wire import spare_the_collector
+from fairway.spark.sink_connections import PROBE_SEQUENCE, GroupConnections, NotTheSame, Sending
 
 BATCH_ROWS: Final = limits.BATCH_MESSAGES_MAX
 BATCH_BYTES: Final = limits.MIB  # of payloads; a larger message has a batch of its own
@@ -49,7 +48,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "due_at": (TimestampType,),
 }
 _ANYTHING: Final = frozenset({"tags", "id"})
-_IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # what was read here may be written back
+_IGNORED: Final = frozenset({"broker_group", "sequence", "appended_at"})  # so that rows of the source can be written
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # local properties of tasks
 _CARRIED: Final = ("payload", "key", "tags", "headers", "created_at")
 
@@ -59,11 +58,11 @@ class StoredBatches(WriterCommitMessage):
     """What a task has stored."""
 
     messages: int
-    duplicates: int  # of them, those that an earlier run had stored
+    duplicates: int  # of these: messages that an earlier run had stored
 
 
 class TaskIdentity(NamedTuple):
-    """Who a task is, whenever and wherever it runs."""
+    """The identity of a task, the same whenever and wherever it runs."""
 
     query: str
     batch: int
@@ -77,8 +76,8 @@ class TaskIdentity(NamedTuple):
         return int.from_bytes(digest[:8], "little") or 1
 
     def secret(self, producer_id: int) -> bytes:
-        """What the broker is shown of a stream. A task that runs again finds it, who reads a producer id does not: the
-        name of the query stands in no message."""
+        """The secret that proves to the broker who owns a stream. A task that runs again derives the same secret. A
+        reader of the producer id cannot: no message contains the name of the query."""
         key = hashlib.sha256(f"fairway-sink-key-1\0{self.query}".encode()).digest()
         return derived_secret(key, producer_id)
 
@@ -95,21 +94,21 @@ class _Route:
         self._count = self._size = 0
         self._chunk = self._batches = self._sequence = 0
         self._first: pa.RecordBatch | None = None
-        self.sending: Sending | None = None  # to whom, from the first batch on
+        self.sending: Sending | None = None  # the connection, from the first batch on
 
     @property
     def stream_id(self) -> int:
-        """Of the first of its streams: where that is known, the others belong."""
+        """The producer id of the first stream: the broker group that knows it gets the other streams too."""
         return self._identity.producer_id(self.subject, self.is_due, 0)
 
     def probe(self) -> bytes:
-        """A batch of the first stream that can never be stored, for it leaves a gap."""
+        """A batch of the first stream that no broker can store, because it leaves a gap."""
         return Encoder(self._first).encode(
             producer_id=self.stream_id, first_sequence=PROBE_SEQUENCE, created_ms=self._created_ms
         )
 
     def add(self, rows: pa.RecordBatch) -> Iterator[bytes]:
-        """Batches, as they become full. What is full is a matter of the rows alone."""
+        """Add rows; yields batches as they become full. The rows alone decide when a batch is full."""
         if self._first is None:
             self._first = rows.slice(0, 1)
         self._rows.append(rows)
@@ -151,7 +150,7 @@ class _Route:
 
 
 class _Writing:
-    """One task."""
+    """The writing of one task."""
 
     def __init__(self, options: WriteOptions, columns: list[str], identity: TaskIdentity, created_ms: int) -> None:
         self._options = options
@@ -208,11 +207,11 @@ class _Writing:
             yield self._address(parse(subject)), frame.filter(pc.equal(column, subject))
 
     def _address(self, subject: Subject) -> str:
-        """Where messages for the subject go: there, or to the inbox of the one group that is meant."""
+        """The subject to send to: the given one, or that of an inbox if one group alone gets the messages."""
         return str(subject if self._group is None else Subject.inbox(self._group, subject))
 
     def _by_due(self, rows: pa.RecordBatch) -> Iterator[tuple[bool, pa.RecordBatch]]:
-        """Those that are to be delivered at once, and those with a time."""
+        """The rows to deliver at once, and the rows with a due time."""
         if not self._has_due:
             yield False, rows.select(self._carried)
             return
@@ -224,7 +223,7 @@ class _Writing:
 
 
 def _checked(schema: StructType, options: WriteOptions) -> list[str]:
-    """The columns; `Misuse` names what is missing, unknown or of another type."""
+    """The column names; `Misuse` names a column that is missing, unknown or of the wrong type."""
     for field in schema.fields:
         kinds = _COLUMNS.get(field.name)
         if kinds is None and field.name not in _ANYTHING | _IGNORED:
@@ -255,15 +254,15 @@ def _task(query: str, batch: int) -> TaskIdentity:
 
 
 class MicroBatch(NamedTuple):
-    """Which micro-batch of which streaming query a task works for."""
+    """The micro-batch of a streaming query that a task works for."""
 
     query: str
     number: int
 
 
 def _micro_batch() -> MicroBatch | None:
-    """Spark says it in properties that tasks inherit from the thread of the query: for `writeStream`, and for a write
-    in `foreachBatch` by the thread that Spark calls. None: no query, or Spark does not say."""
+    """The micro-batch, from properties that tasks inherit from the query's thread: for `writeStream`, and for a write
+    in `foreachBatch` by the thread that Spark calls. None: there is no query, or Spark gives no properties."""
     context = TaskContext.get()
     if context is None:
         return None
@@ -272,9 +271,8 @@ def _micro_batch() -> MicroBatch | None:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("fairway")`: appends. A job that runs again appends again, unless the option writeId says that
-    it is the same one. In `foreachBatch` the micro-batch is what runs again, and a write is named as that of
-    `writeStream` is."""
+    """`df.write.format("fairway")`: appends. A job that runs again appends again, unless the option writeId marks both
+    runs as the same job. In `foreachBatch` a repeated micro-batch writes nothing twice, as with `writeStream`."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -300,14 +298,14 @@ class BatchWriter(DataSourceArrowWriter):
             ) from error
 
     def commit(self, messages: list[Any]) -> None:
-        """Nothing: every batch was durable when its task ended."""
+        """Do nothing: every batch was durable when its task ended."""
 
     def abort(self, messages: list[Any]) -> None:
-        """Nothing can be taken back: what was stored stays, and a job with a writeId goes on from there."""
+        """Do nothing: stored batches stay, and a job with a writeId continues from there."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`writeStream.format("fairway")`: every micro-batch once, however often it runs."""
+    """`writeStream.format("fairway")`: stores every micro-batch once, however often it runs."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
@@ -323,7 +321,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _Writing(self._options, self._columns, identity, 0).write(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing: every batch was durable when its task ended."""
+        """Do nothing: every batch was durable when its task ended."""
 
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
-        """Nothing: the micro-batch runs again, and finds what it had stored."""
+        """Do nothing: the micro-batch runs again, and finds the batches that it had stored."""

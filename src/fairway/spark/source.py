@@ -1,4 +1,4 @@
-"""What Spark finds under the name "fairway": readers and writers for its four ways, and the reader of a batch query."""
+"""The data source "fairway": its readers and writers for batch and streaming queries, and the batch reader itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 
 from fairway.protocol.messages import Whence
-from fairway.spark import reading, schema, splits
-from fairway.spark.brokers import SubjectExtent
+from fairway.spark import frames, reader
+from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.filters import IS_PUSHED_BY_SCAN, PushedFilters
 from fairway.spark.frames import RowFilter
-from fairway.spark.looking import Planner
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
-from fairway.spark.places import SubjectPart
-from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
+from fairway.spark.plan import Planner
+from fairway.spark.reader import ReadJob, ReadSplit, ScanRange
+from fairway.spark.server_groups import SubjectPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class FairwaySource(DataSource):
-    """`spark.read.format("fairway")` and the like."""
+    """The entry point for Spark: `spark.read.format("fairway")`, `readStream`, `write`, `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
         return "fairway"
 
     def schema(self) -> StructType:
-        return schema.messages(include_headers=read_options(self.options).include_headers)
+        return frames.messages(include_headers=read_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> BatchReader:
         return BatchReader(read_options(self.options), schema)
@@ -55,81 +55,81 @@ class FairwaySource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """What is stored when the query is planned, between two places."""
+    """Reads what is stored when the query is planned, between two places."""
 
     def __init__(
         self, options: ReadOptions, schema_: StructType, *, is_pushed_by_scan: bool = IS_PUSHED_BY_SCAN
     ) -> None:
         self._options = options
-        self._columns = schema.columns_of(schema_)
+        self._columns = frames.columns_of(schema_)
         self._narrowing = PushedFilters(keys=None if options.keys is None else frozenset(options.keys))
         if is_pushed_by_scan:
             self.pushFilters = _Pushing(self._narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        looker = Planner(self._options)
+        planner = Planner(self._options)
         try:
-            ranges = looker.measured(self._ranges(looker))
-            logs = looker.logs
+            ranges = planner.measured(self._ranges(planner))
+            logs = planner.logs
         finally:
-            looker.close()
+            planner.close()
         keys = self._narrowing.keys
-        sieve = RowFilter(
+        row_filter = RowFilter(
             None if keys is None else tuple(sorted(keys, key=str)), self._options.tags, self._narrowing.is_keyed
         )
         is_strict = self._options.fail_on_data_loss
         jobs = {
-            group: ReadJob(self._options.place(group), log.id, self._columns, sieve, is_strict)
+            group: ReadJob(self._options.place(group), log.id, self._columns, row_filter, is_strict)
             for group, log in logs.items()
         }
         return [
-            ReadSplit(jobs[each[0].broker_group], each) for each in splits.cut(ranges, self._options.min_partitions)
+            ReadSplit(jobs[each[0].broker_group], each) for each in reader.cut(ranges, self._options.min_partitions)
         ]
 
-    def _ranges(self, looker: Planner) -> list[ScanRange]:
+    def _ranges(self, planner: Planner) -> list[ScanRange]:
         narrowing = self._narrowing
-        extents = looker.extents()
+        extents = planner.extents()
         if narrowing.subjects is not None:
             extents = {part: extent for part, extent in extents.items() if part.subject in narrowing.subjects}
         if narrowing.broker_groups is not None:
             extents = {part: extent for part, extent in extents.items() if part.broker_group in narrowing.broker_groups}
-        begins = self._resolved(looker, extents, "starting")
-        ends = self._resolved(looker, extents, "ending")
+        begins = self._resolved(planner, extents, "starting")
+        ends = self._resolved(planner, extents, "ending")
         ranges = []
         for part, extent in extents.items():
             begin, end = begins[part], min(ends[part], extent.end)
             if begin < extent.first and begin < end:
                 if self._options.fail_on_data_loss:
-                    raise reading.lost(part.subject, begin, min(extent.first, end))
+                    raise reader.lost(part.subject, begin, min(extent.first, end))
                 begin = extent.first
             begin = max(begin, narrowing.begin)
             end = end if narrowing.end is None else min(end, narrowing.end)
             ranges.append(ScanRange(part.subject, begin, max(begin, end), broker_group=part.broker_group))
-        return self._within_times(looker, ranges)
+        return self._within_times(planner, ranges)
 
     def _resolved(
-        self, looker: Planner, extents: dict[SubjectPart, SubjectExtent], option: str
+        self, planner: Planner, extents: dict[SubjectPart, SubjectExtent], option: str
     ) -> dict[SubjectPart, int]:
         places = self._options.starting if option == "starting" else self._options.ending
         places.check(option, extents)
-        return looker.resolve({part: places.place(part) for part in extents})
+        return planner.resolve({part: places.place(part) for part in extents})
 
-    def _within_times(self, looker: Planner, ranges: list[ScanRange]) -> list[ScanRange]:
-        """Cut off what was stored too early or too late; effective times of storing never decrease."""
+    def _within_times(self, planner: Planner, ranges: list[ScanRange]) -> list[ScanRange]:
+        """Cut off messages stored too early or too late. Times of storing never decrease along the log."""
         begin_ms, end_ms = self._narrowing.begin_ms, self._narrowing.end_ms
         parts = [each.part for each in ranges]
         if begin_ms is not None:
-            begins = looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, begin_ms)))
+            begins = planner.resolve(dict.fromkeys(parts, Where(Whence.TIME, begin_ms)))
             ranges = [each._replace(begin=max(each.begin, begins[each.part])) for each in ranges]
         if end_ms is not None:
-            ends = looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, end_ms)))
+            ends = planner.resolve(dict.fromkeys(parts, Where(Whence.TIME, end_ms)))
             ranges = [each._replace(end=min(each.end, ends[each.part])) for each in ranges]
         return [each for each in ranges if each.end > each.begin]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadSplit):
-            return iter(())  # there was nothing to read, and Spark asks all the same
-        return reading.read(partition)
+            return iter(())  # Spark asks even if there is nothing to read
+        return reader.read(partition)
 
 
 class _Pushing:

@@ -1,14 +1,25 @@
-"""The reader of a streaming query: what each micro-batch takes, and where the query stands.
+"""The reader of a streaming query, and its offsets.
 
-Spark asks `latestOffset(start, limit)` when everything up to `start` has been processed for good. So that is when the
-query's group is moved there: `fairway lag` shows the query like any consumer, and retention keeps what it still needs.
-A stream that has caught up waits in that call for the next message.
+An offset names the logs, and the next sequence of each subject. For one broker:
+
+    {"fairway": 1, "log": "9f3c…", "epoch": 4, "subjects": {"orders": 4200, "payments": 17}}
+
+For a cluster, where each broker group has a log and sequences of its own:
+
+    {"fairway": 2, "logs": {"g1": ["9f3c…", 4], "g2": ["08aa…", 1]}, "subjects": {"orders": {"g1": 4200, "g2": 17}}}
+
+Spark compares offsets as text, so equal offsets must be written equally. Therefore keys are sorted, and an idle stream
+returns the very offset that it was given.
+
+Spark calls `latestOffset(start, limit)` after everything up to `start` has been processed for good. At that moment the
+reader moves the query's group to `start`. So `fairway lag` shows the query like any consumer, and retention keeps what
+the query still needs. A stream that has caught up waits in that call for the next message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -21,17 +32,115 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from fairway.errors import Misuse
-from fairway.spark import offsets, reading, schema, splits
-from fairway.spark.brokers import LogId, SubjectExtent
+from fairway.spark import frames, reader
+from fairway.spark.broker_session import LogId, SubjectExtent
 from fairway.spark.frames import RowFilter
-from fairway.spark.looking import Planner
-from fairway.spark.offsets import Offset
 from fairway.spark.options import EARLIEST, LATEST, ReadOptions
-from fairway.spark.places import SubjectPart
-from fairway.spark.splits import ReadJob, ReadSplit, ScanRange
+from fairway.spark.plan import Planner
+from fairway.spark.reader import ReadJob, ReadSplit, ScanRange
+from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+ALONE: Final = 1  # the version of offsets of one broker
+CLUSTER: Final = 2
+
+T = TypeVar("T")
+
+
+class Offset(NamedTuple):
+    """A position in the logs of broker groups."""
+
+    logs: Mapping[str, LogId]  # by broker group
+    sequences: Mapping[SubjectPart, int]
+
+    def to_json(self) -> dict[str, Any]:
+        if set(self.logs) != {BROKER_GROUP}:
+            return self._of_cluster()
+        log = self.logs[BROKER_GROUP]
+        return {
+            "fairway": ALONE,
+            "log": f"{log.id:016x}",
+            "epoch": log.epoch,
+            "subjects": {part.subject: self.sequences[part] for part in sorted(self.sequences)},
+        }
+
+    def _of_cluster(self) -> dict[str, Any]:
+        subjects: dict[str, dict[str, int]] = {}
+        for part in sorted(self.sequences):
+            subjects.setdefault(part.subject, {})[part.broker_group] = self.sequences[part]
+        logs = {group: [f"{self.logs[group].id:016x}", self.logs[group].epoch] for group in sorted(self.logs)}
+        return {"fairway": CLUSTER, "logs": logs, "subjects": subjects}
+
+
+def parse(said: Mapping[str, Any]) -> Offset:
+    """An offset from the form that `to_json` wrote, as a checkpoint returns it."""
+    version = said.get("fairway")
+    if version == ALONE:
+        log = LogId(int(said["log"], 16), int(said["epoch"]))
+        return Offset({BROKER_GROUP: log}, {SubjectPart(name): at for name, at in said["subjects"].items()})
+    if version != CLUSTER:
+        raise Misuse(
+            f"the checkpoint has an offset of version {version}: this release reads {ALONE} and {CLUSTER}; "
+            "upgrade fairway"
+        )
+    logs = {group: LogId(int(log, 16), int(epoch)) for group, (log, epoch) in said["logs"].items()}
+    sequences = {SubjectPart(name, group): at for name, of in said["subjects"].items() for group, at in of.items()}
+    return Offset(logs, sequences)
+
+
+def mapped(offset: Offset, logs: Mapping[str, LogId], where: str) -> Offset:
+    """Rename the broker groups of an offset: from a broker given by its address to the cluster that it belongs to by
+    now, or the other way round. `logs` are the present ones."""
+    names = renamed({group: log.id for group, log in offset.logs.items()}, _ids(logs), where)
+    return Offset(
+        {names[group]: log for group, log in offset.logs.items()},
+        {SubjectPart(subject, names[group]): at for (subject, group), at in offset.sequences.items()},
+    )
+
+
+def renamed(then: Mapping[str, int], now: Mapping[str, int], where: str) -> dict[str, str]:
+    """The present names of a checkpoint's broker groups. Groups are matched by the ids of their logs; `Misuse` if a log
+    is missing."""
+    if (BROKER_GROUP in then) == (BROKER_GROUP in now):
+        return {group: group for group in then}
+    by_log = {log_id: group for group, log_id in now.items()}
+    lost = [group for group, log_id in then.items() if log_id not in by_log]
+    if not lost:
+        return {group: by_log[log_id] for group, log_id in then.items()}
+    if BROKER_GROUP in then:
+        raise Misuse(
+            f"the checkpoint is of a broker that was named by its address, and no broker group of {where} that holds "
+            f"these subjects has its log ({then[BROKER_GROUP]:016x}): go on with that address, or begin with a new "
+            "checkpoint"
+        )
+    raise Misuse(
+        f"the checkpoint is of a cluster, and {where} does not have the log of its broker group {', '.join(lost)}: "
+        "go on with meta://HOST:PORT, or begin with a new checkpoint"
+    )
+
+
+def _ids(logs: Mapping[str, LogId]) -> dict[str, int]:
+    return {group: log.id for group, log in logs.items()}
+
+
+def shares(backlogs: Mapping[T, int], total: int) -> dict[T, int]:
+    """Divide `total` among subjects: each gets its backlog or an equal share of the rest, the smallest first.
+
+    If `total` is less than one for each, the subjects with the largest backlogs are served, so that none waits for
+    ever.
+    """
+    wanted = {name: backlog for name, backlog in backlogs.items() if backlog > 0}
+    if total < len(wanted):
+        most = sorted(wanted, key=lambda name: (-wanted[name], str(name)))[:total]
+        return dict.fromkeys(most, 1)
+    given: dict[T, int] = {}
+    for place, name in enumerate(sorted(wanted, key=lambda name: (wanted[name], str(name)))):
+        given[name] = min(wanted[name], total // (len(wanted) - place))
+        total -= given[name]
+    return given
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -41,19 +150,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.has_ending:
             raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
         self._options = options
-        self._columns = schema.columns_of(schema_)
-        self._looker: Planner | None = None
+        self._columns = frames.columns_of(schema_)
+        self._planner: Planner | None = None
         self._initial: Offset | None = None
         self._target: Mapping[SubjectPart, SubjectExtent] | None = None  # where Trigger.AvailableNow ends
         self._seen: Mapping[SubjectPart, SubjectExtent] = {}
-        self._noted: dict[SubjectPart, int] = {}  # where the group stands, as far as we have moved it
+        self._noted: dict[SubjectPart, int] = {}  # the group's cursors, as far as this reader has moved them
 
     @property
     def _look(self) -> Planner:
-        """The driver's own; a copy of the reader that was sent to a task never asks for it."""
-        if self._looker is None:
-            self._looker = Planner(self._options)
-        return self._looker
+        """The driver's planner. A copy of the reader in a task never uses it."""
+        if self._planner is None:
+            self._planner = Planner(self._options)
+        return self._planner
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -65,8 +174,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_json()
 
     def _begins(self, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, int]:
-        """Where a query without a checkpoint begins. LATEST is held on the broker from the first time on: were it
-        resolved anew after a first batch that failed, what came in between would be passed over."""
+        """Where a query without a checkpoint begins. The broker keeps LATEST from the first time on. If LATEST were
+        resolved again after a failed first batch, the messages in between would be skipped."""
         starting, group = self._options.starting, self._options.group
         starting.check("starting", extents)
         places = {part: starting.place(part) for part in extents}
@@ -81,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins |= {part: self._look.hold(part, group, LATEST) for part in floating}
         for part, begin in begins.items():
             if begin < extents[part].first and self._options.fail_on_data_loss:
-                raise reading.lost(part.subject, begin, extents[part].first)
+                raise reader.lost(part.subject, begin, extents[part].first)
         return begins
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -95,15 +204,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """For Spark's own figure of how far behind a query is."""
+        """The newest offset, for Spark's own measure of how far a query is behind."""
         if not self._seen:
             return None
         return Offset(self._look.logs, {part: extent.end for part, extent in self._seen.items()}).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begin = offsets.parse(start)
+        begin = parse(start)
         extents = self._extents()
-        begin = self._checked(offsets.mapped(begin, self._look.logs, self._look.where), extents)
+        begin = self._checked(mapped(begin, self._look.logs, self._look.where), extents)
         self._note_progress(begin, extents)
         if self._target is None and not _backlogs(begin, extents):
             self._look.wait({part: begin.sequences.get(part, extents[part].end) for part in extents}, self._wait_ms)
@@ -122,15 +231,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def _checked(self, begin: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> Offset:
-        """The place to go on from: the checkpoint's, unless a log is not what it was and the user accepts that. That
-        the same log has a later epoch is a change of masters, or a restart, and no loss."""
+        """The position to continue from: the checkpoint's, unless a log was replaced and the user accepts that. The
+        same log with a later epoch means a change of masters, or a restart, and no loss."""
         others = _others(begin, self._look.logs)
         if others and self._options.fail_on_data_loss:
             subjects = sorted({part.subject for part in begin.sequences if part.broker_group in others})
-            raise reading.other_log(", ".join(subjects), self._look.where)
+            raise reader.other_log(", ".join(subjects), self._look.where)
         sequences = {part: at for part, at in begin.sequences.items() if part.broker_group not in others}
         for part, extent in extents.items():
-            # One that is new to a pattern, or in a broker group that is new to the subject: from its beginning on.
+            # A subject that is new to a pattern, or new in a broker group, is read from its beginning.
             sequences[part] = self._resumed(part, sequences.get(part, extent.first), extent)
         return Offset({**begin.logs, **{group: self._look.logs[group] for group in others}}, sequences)
 
@@ -138,13 +247,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_strict = self._options.fail_on_data_loss
         if at < extent.first:
             if is_strict:
-                raise reading.lost(part.subject, at, extent.first)
+                raise reader.lost(part.subject, at, extent.first)
             return extent.first
         end = extent.end
         if at > end:
             end = max(end, self._look.awaited(part, at))
         if at > end and is_strict:
-            raise reading.cut_short(part.subject, end, at)
+            raise reader.cut_short(part.subject, end, at)
         return min(at, end)
 
     def _note_progress(self, done: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
@@ -155,7 +264,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             sequence = done.sequences[part]
             if self._noted.get(part) != sequence:
                 if part not in self._noted:
-                    self._look.hold(part, group, EARLIEST)  # made if need be, and checked to have no consumers
+                    self._look.hold(part, group, EARLIEST)  # makes the group if need be, and refuses one with consumers
                 self._look.progress(part, group, sequence)
                 self._noted[part] = sequence
 
@@ -173,7 +282,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_all = isinstance(limit, ReadAllAvailable)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_per_trigger
         if rows_max is not None and not is_all:
-            given = offsets.shares(backlogs, rows_max)
+            given = shares(backlogs, rows_max)
             ends = {part: sequences.get(part, 0) + given.get(part, 0) for part in ends}
         bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
         if bytes_max is not None and not is_all:
@@ -183,7 +292,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_bytes(
         self, begins: Mapping[SubjectPart, int], ends: Mapping[SubjectPart, int], bytes_max: int
     ) -> dict[SubjectPart, int]:
-        """Cut down to so many bytes, shared among the subjects; whole batches, at least one of each."""
+        """Cut the ends down to so many bytes, shared among the subjects: whole batches, at least one of each."""
         busy = [part for part, end in ends.items() if end > begins.get(part, 0)]
         share = max(bytes_max // max(len(busy), 1), 1)
         cut = {part: self._look.reach(part, begins.get(part, 0), ends[part], share) for part in busy}
@@ -194,7 +303,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         if not self._look.logs:
             self._extents()
-        begin, until = (offsets.mapped(offsets.parse(each), self._look.logs, self._look.where) for each in (start, end))
+        begin, until = (mapped(parse(each), self._look.logs, self._look.where) for each in (start, end))
         others = _others(begin, until.logs)
         known = {part: at for part, at in begin.sequences.items() if part.broker_group not in others}
         firsts = self._look.resolve({part: EARLIEST for part in until.sequences if part not in known})
@@ -203,7 +312,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for part, at in until.sequences.items()
         ]
         measured = self._look.measured([each for each in ranges if each.end > each.begin])
-        tasks = splits.cut(measured, self._options.min_partitions)
+        tasks = reader.cut(measured, self._options.min_partitions)
         return [ReadSplit(self._job(each[0].broker_group, until, others), each) for each in tasks]
 
     def _job(self, group: str, until: Offset, others: frozenset[str]) -> ReadJob:
@@ -216,23 +325,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return reading.read(partition) if isinstance(partition, ReadSplit) else iter(())
+        return reader.read(partition) if isinstance(partition, ReadSplit) else iter(())
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: `latestOffset` has noted it, and Spark says this one batch late."""
+        """Do nothing: `latestOffset` has moved the group, and Spark calls this one batch late."""
 
     def stop(self) -> None:
-        if self._looker is not None:
-            self._looker.close()
-            self._looker = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
 
 def _others(begin: Offset, now: Mapping[str, LogId]) -> frozenset[str]:
-    """Broker groups that have another log than they had."""
+    """Broker groups whose log has been replaced."""
     return frozenset(group for group, log in begin.logs.items() if group in now and now[group].id != log.id)
 
 
 def _backlogs(begin: Offset, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, int]:
-    """How much each subject has waiting."""
+    """The number of waiting messages of each subject."""
     waiting = {part: extent.end - begin.sequences.get(part, extent.first) for part, extent in extents.items()}
     return {part: count for part, count in waiting.items() if count > 0}

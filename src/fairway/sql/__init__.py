@@ -1,11 +1,36 @@
-"""What stands on a user's own database, through SQLAlchemy 2: SQLite, PostgreSQL, MySQL, MariaDB; threads and asyncio.
+"""Outbox, inbox and election in the user's own database, through SQLAlchemy 2.
 
-Outbox, AioOutbox    messages that are sent if, and only if, their transaction commits (docs/outbox.md)
-Relay, AioRelay      send what a crash has left in an outbox
-insert, statement    write to an outbox without SQLAlchemy
-SqlInbox             handlers whose effect happens once, however often their message comes (docs/idempotence.md)
-Fence                no effect of a deposed leader is accepted (docs/career.md)
-SqlElection          who leads, by a lease in the database
+The databases are SQLite, PostgreSQL, MySQL and MariaDB. Every part works with threads and with asyncio; the election
+asks in a thread of its own.
+
+    Outbox, AioOutbox    send messages if, and only if, their transaction commits (docs/how-to/outbox.md)
+    Relay, AioRelay      send the rows that a crash, or an absent broker, left in an outbox
+    insert, statement    write to an outbox without SQLAlchemy
+    SqlInbox             runs handlers whose effect happens once (docs/how-to/exactly-once.md)
+    Fence                refuses the effects of a deposed leader (docs/how-to/leader-election.md)
+    SqlElection          elects a leader by a lease in the database
+
+The modules:
+
+    outbox, outbox_aio   the outbox for threads and for asyncio: sends after the commit, then deletes what is stored
+    outbox_writer        keeps messages with a transaction and writes their rows at the commit; `insert`, `statement`
+    outbox_encoding      producer streams, and the sealing of messages into rows
+    outbox_table         the table's columns
+    outbox_rows          the SQL statements on the table
+    outbox_batches       sends encoded batches over one connection, and tells how each ended
+    outbox_sender        connections to one broker, or to each broker group of a cluster
+    outbox_contents      reads all rows page by page, for comparisons with brokers
+    relay, relay_rounds  the relay, for threads and asyncio; the decisions of each of its rounds
+    inbox                the inbox: its table and its transactions
+    election             the fence and the election
+    transaction_hooks    tells listeners when an engine commits or rolls back; sends rows together with the COMMIT
+    database             engines and connections for Fairway's own transactions; INSERTs that skip existing rows
+    database_urls        makes an engine from an address, and turns database errors into sentences
+    table_setup          creates Fairway's tables, or adds their missing columns
+
+The way of a message through the outbox: `Outbox.send` keeps the message with the connection. Before the commit,
+`outbox_writer` seals the transaction's messages into rows. After the commit `outbox_sender` sends the rows, and
+`outbox` deletes those that a broker has stored. A relay sends whatever remains.
 """
 
 from __future__ import annotations
@@ -17,16 +42,15 @@ except ModuleNotFoundError as missing:
         "fairway.sql needs SQLAlchemy 2: pip install 'fairway[sql]'", name=missing.name
     ) from missing
 
-from fairway.sql.aio_outbox import AioOutbox
-from fairway.sql.election import SqlElection
-from fairway.sql.fencing import Fence
+from fairway.sql.election import Fence, SqlElection
 from fairway.sql.inbox import SqlInbox
 from fairway.sql.outbox import Outbox
-from fairway.sql.plain import insert, statement
+from fairway.sql.outbox_aio import AioOutbox
+from fairway.sql.outbox_rows import OutboxState, RefusedBatch
+from fairway.sql.outbox_table import outbox_table
+from fairway.sql.outbox_writer import insert, statement
 from fairway.sql.relay import AioRelay, Relay
-from fairway.sql.relaying import RelayOptions
-from fairway.sql.rows import OutboxState, RefusedBatch
-from fairway.sql.tables import outbox_table
+from fairway.sql.relay_rounds import RelayOptions
 
 __all__ = [
     "AioOutbox",

@@ -1,19 +1,34 @@
-"""An election by a lease in a user's own database: for programs that have one, and no ZooKeeper.
+"""Leader election by a lease in the user's own database, and the fence against deposed leaders.
+
+`Fence` refuses the effects of a deposed leader. Each reign of a career has a token, larger than all before. The fence
+keeps the largest token that was seen for each career, and refuses a transaction that shows a smaller one:
+
+    with engine.begin() as connection:
+        fence.check(connection, "billing", token)        # Deposed: a later leader has been here
+        connection.execute(...)                          # the effect
+
+The row stays locked until the transaction ends. A new leader's first effect therefore waits until the old leader's last
+effect is committed or rolled back. After that first effect the old leader can do nothing more, however late it learns
+that it was deposed.
+
+`SqlElection` is for programs that have a database and no ZooKeeper:
 
     fairway.elect(Billing(), election=SqlElection(engine, "billing"))
 
-One row per career: the token of the last reign, who holds it, and a *beat*, a number that the leader raises six times
-per lease. No clock of the database is used, nor compared with another: a candidate that has seen the same beat for a
-whole lease, by its own monotonic clock, takes the office over, by a compare-and-set that demands that very beat. So
+The table has one row per career: the token of the last reign, its holder, and a *beat*. The leader raises the beat six
+times per lease. No clock of the database is used, or compared with another. A candidate that has seen the same beat for
+a whole lease, by its own monotonic clock, takes the lead with a compare-and-set on that very beat. Three properties
+follow:
 
-- nobody takes over before a lease has passed since the candidate first saw the leader's last beat, which was after the
-  leader sent it; the leader counts its certainty from before it sent it, and for two thirds of a lease;
-- of several candidates one succeeds, and the token grows by one with each reign;
-- what the candidate read may have been old: the beat in the statement is compared with what is committed now.
+- Nobody takes over before a lease has passed since the candidate first saw the leader's last beat. The candidate saw
+  that beat after the leader sent it. The leader counts its certainty from before the sending, and only for two thirds
+  of a lease.
+- Of several candidates one succeeds, and the token grows by one with each reign.
+- A candidate may have read old data. The database compares the beat in the statement with the committed beat.
 
-A lease lasts as long as the row says, which is what its leader has chosen. Candidates look six times per lease, so that
-is how soon an office that was handed over is taken up; an office whose leader vanished is empty for a lease and a bit.
-Give it the primary database: on a replica nobody can rule.
+The lease is the one in the row, which the leader chose. A candidate looks at the row six times per lease of its own, so
+a lead that was handed over is soon taken up. After a leader vanishes, nobody leads for a lease and a little more. The
+engine must be that of the primary database: on a read-only replica nobody can lead.
 """
 
 from __future__ import annotations
@@ -23,21 +38,75 @@ from typing import NamedTuple
 
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Update, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
+from fairway import limits
 from fairway.career.election import ElectionListener
-from fairway.career.law import Confirmation
-from fairway.career.secretary import ElectionThread
-from fairway.errors import FairwayError, Misuse
+from fairway.career.state_machine import Confirmation
+from fairway.career.zookeeper_election import ElectionThread
+from fairway.errors import Deposed, FairwayError, Misuse
 from fairway.names import GroupName
-from fairway.sql.inserting import insert_unless_there
-from fairway.sql.making import ascii_text, make
-from fairway.world.clock import Clock, RealClock
-from fairway.world.rng import RealRng, Rng
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.rng import RealRng, Rng
+from fairway.sql.database import AsyncBound, Bound, connection_of, insert_one, insert_unless_there
+from fairway.sql.table_setup import ascii_text, make, make_async
+
+_TOKEN_MAX = (1 << 63) - 1
+
+
+class Fence:
+    """A table with the largest token of each career. One table serves all careers of a database; `create` it once."""
+
+    def __init__(self, engine: Engine | AsyncEngine, table: str = "fairway_fences") -> None:
+        self._engine = engine
+        self.table = Table(
+            table,
+            MetaData(),
+            Column("career", ascii_text(limits.NAME_CHARS_MAX), primary_key=True),
+            Column("token", BigInteger, nullable=False),
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
+        )
+
+    def create(self) -> None:
+        """Make the table where it is missing."""
+        make(self._engine, self.table)
+
+    async def create_async(self) -> None:
+        await make_async(self._engine, self.table)
+
+    def check(self, connection: Bound, career: str, token: int) -> None:
+        """Raise `Deposed` if a later leader has been here; the caller then rolls its transaction back."""
+        GroupName.parse(career)  # careers and groups have the same alphabet
+        if not 0 <= token <= _TOKEN_MAX:
+            raise Misuse(f"token {token} of career {career}: a token is from 0 to 2**63 - 1")
+        self._pass(connection_of(connection), career, token)
+
+    async def check_async(self, connection: AsyncBound, career: str, token: int) -> None:
+        """`check` for asyncio."""
+        await connection.run_sync(lambda bound: self.check(bound, career, token))
+
+    def _pass(self, connection: Connection, career: str, token: int) -> None:
+        """Mostly one statement, which locks the row and reads committed data under any isolation level."""
+        if self._raise(connection, career, token):
+            return
+        if insert_one(connection, self.table, {"career": career, "token": token}):
+            return
+        if self._raise(connection, career, token):  # another transaction has just inserted a token that is not larger
+            return
+        seen = select(self.table.c.token).where(self.table.c.career == career).with_for_update()
+        raise Deposed(career, token, f"token {connection.execute(seen).scalar_one()} was seen")
+
+    def _raise(self, connection: Connection, career: str, token: int) -> bool:
+        columns = self.table.c
+        raised = update(self.table).where(columns.career == career, columns.token <= token).values(token=token)
+        return connection.execute(raised).rowcount > 0
+
 
 LEASE_MS = 10_000
 LEASE_MS_MIN = 100
 
-_CERTAIN = 2 / 3  # of a lease
+_CERTAIN = 2 / 3  # of a lease: for so long after a beat the leader is certain to lead
 _LOOKS_PER_LEASE = 6
 _NOBODY = ""
 
@@ -45,7 +114,7 @@ _log = logging.getLogger("fairway.career")
 
 
 class NoElection(FairwayError):
-    """The database cannot hold the election; the sentence says why."""
+    """The database cannot hold the election; the message says why."""
 
 
 class _Row(NamedTuple):
@@ -56,7 +125,7 @@ class _Row(NamedTuple):
 
 
 class SqlElection(ElectionThread):
-    """One candidate's place before a row. There is no line: of those who look, the first one that may takes over."""
+    """One candidate. Candidates form no queue: the first one that looks at a free row takes the lead."""
 
     def __init__(
         self,
@@ -78,7 +147,7 @@ class SqlElection(ElectionThread):
         self._lease_ms = lease_ms
         self._clock = clock or RealClock()
         self._rng = rng or RealRng()
-        self._word = ""  # of this standing
+        self._word = ""  # this candidacy's random mark in the column `holder`
         self._seen: _Row | None = None
         self._seen_ns = 0
         self._token = 0
@@ -101,7 +170,7 @@ class SqlElection(ElectionThread):
         """Make the table where it is missing; all careers of a database share it."""
         make(self._engine, self.table)
 
-    # --- the form ----------------------------------------------------------------------------------------------------
+    # --- what ElectionThread calls -----------------------------------------------------------------------------------
 
     def _attend(self, listener: ElectionListener) -> float | None:
         try:
@@ -109,11 +178,11 @@ class SqlElection(ElectionThread):
                 self._confirm(listener)
             else:
                 self._look(listener)
-        except ProgrammingError as error:  # no such table, no permission: nothing that passes
+        except ProgrammingError as error:  # no such table, or no permission: retrying does not help
             self._fail(listener, error)
             return None
         except DBAPIError as error:
-            if isinstance(error, OperationalError) and "no such table" in str(error.orig):  # SQLite's way to say it
+            if isinstance(error, OperationalError) and "no such table" in str(error.orig):  # SQLite's form of it
                 self._fail(listener, error)
                 return None
             _log.warning("election of %s: the database does not answer: %s", self._career, error.orig)
@@ -123,7 +192,7 @@ class SqlElection(ElectionThread):
         return self._lease_ms / 1e3 / _LOOKS_PER_LEASE
 
     def _withdraw(self) -> None:
-        """Leave the row to whoever comes; where it cannot be reached, its lease runs out."""
+        """Give the lead up. If the database cannot be reached, the lease runs out by itself."""
         try:
             if self._is_elected:
                 self._hits(self._own(self._token).values(holder=_NOBODY))
@@ -136,7 +205,7 @@ class SqlElection(ElectionThread):
     def _look(self, listener: ElectionListener) -> None:
         with self._engine.begin() as connection:
             row = self._read(connection)
-        if row.holder == self._word:  # taken by a statement whose answer was lost: see whether it still is ours
+        if row.holder == self._word:  # the answer to our UPDATE was lost: check that the row is still ours
             token, claim = row.token, self._beat(row.token)
         elif row.holder == _NOBODY or self._is_dead(row):
             token, claim = row.token + 1, self._take(row)
@@ -148,7 +217,7 @@ class SqlElection(ElectionThread):
             listener.elected(self._confirmation(asked_ns))
 
     def _hits(self, statement: Update) -> bool:
-        """Whether it has changed the row, in a transaction that is committed."""
+        """Whether the statement changed the row. Its transaction is committed by then."""
         with self._engine.begin() as connection:
             count = connection.execute(statement).rowcount
         return count == 1
@@ -166,7 +235,7 @@ class SqlElection(ElectionThread):
         return _Row(*found)
 
     def _is_dead(self, row: _Row) -> bool:
-        """Whether this very beat was seen a whole lease ago."""
+        """Whether this candidate first saw this very beat at least a lease ago."""
         now_ns = self._clock.monotonic_ns()
         if row != self._seen:
             self._seen, self._seen_ns = row, now_ns
@@ -208,7 +277,7 @@ class SqlElection(ElectionThread):
     # --- going -------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """The next standing has another word: what this one may have left behind is not its own."""
+        """Choose a new mark for the next candidacy, which must not take an old row of this one for its own."""
         self._is_elected = self._is_suspended = False
         self._seen = None
         self._word = f"{self._rng.bits(96):024x}"

@@ -1,14 +1,22 @@
-"""The inbox: a message's effect and the record that it has happened, in one transaction of the user's own database.
+"""The inbox: a handler's effect and the record of its message, in one transaction of the user's own database.
 
     BEGIN
-    INSERT INTO fairway_inbox ... ON CONFLICT DO NOTHING       no row added: it was done before, ack and be done
+    INSERT INTO fairway_inbox ... ON CONFLICT DO NOTHING       no row added: the message was handled before, just ack
     ... what the handler does ...
     COMMIT
     ack
 
-Between record and effect there is no instant at which a crash could part them: both are there after the commit, and
-neither is without it. A crash between commit and ack makes the message come again, and the row says so. While another
-consumer has the same message in its transaction, the INSERT waits for the end of that one, as the database does it.
+A crash cannot part the record from the effect: after the commit both are there, without the commit neither is. After a
+crash between commit and ack the broker delivers the message again, and the row shows that it was handled. If another
+consumer has the same message in an open transaction, the INSERT waits for the end of that transaction.
+
+The table has one row for each message whose effect is in the database:
+
+    subject, consumer_group, message     the key; `fairway.client.idempotence` says how a message is named
+    recorded_ms                          when, in ms since 1970 UTC; indexed, so that old rows are found without a scan
+
+Keys are ASCII, and compared byte by byte on every database. Several names are one INSERT where the database has
+RETURNING, and one INSERT each where not.
 """
 
 from __future__ import annotations
@@ -19,36 +27,117 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection, Engine, ExceptionContext, Table, Transaction, event
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    ExceptionContext,
+    Index,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Transaction,
+    and_,
+    delete,
+    event,
+    func,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
 
+from fairway import limits
 from fairway.client.core import Duration, seconds_of
-from fairway.client.idempotence import By, Guarded, Handler, Naming, Sheaf, name_of, parameters_of
+from fairway.client.idempotence import NAME_CHARS_MAX, By, Guarded, Handler, Naming, Sheaf, name_of, parameters_of
 from fairway.errors import Misuse
 from fairway.protocol.delivery import Message
-from fairway.sql.inbox_rows import InboxRows, InboxScope
-from fairway.sql.inserting import AsyncBound, Bound, connection_of
-from fairway.sql.making import make, make_async
-from fairway.world.clock import Clock, RealClock
-from fairway.world.rng import RealRng
-from fairway.world.timekeeper import AGE_HOLD_MS, Timekeeper
+from fairway.runtime.clock import AGE_HOLD_MS, Clock, RealClock, Timekeeper
+from fairway.runtime.rng import RealRng
+from fairway.sql.database import AsyncBound, Bound, connection_of, insert_one, insert_unless_there
+from fairway.sql.table_setup import ascii_text, make, make_async
+
+EXPIRE_ROWS: Final = 1_000  # per transaction: a few ms, so that nobody waits long for its locks
+
+
+class InboxScope(NamedTuple):
+    """The subject and the group of messages. Names of messages are unique within a scope."""
+
+    subject: str
+    group: str
+
+
+class InboxRows:
+    """One inbox table, and the statements on it. Each runs in the caller's transaction."""
+
+    def __init__(self, name: str) -> None:
+        self.table = Table(
+            name,
+            MetaData(),
+            Column("subject", ascii_text(limits.INTERNAL_CHARS_MAX), nullable=False),
+            Column("consumer_group", ascii_text(limits.NAME_CHARS_MAX), nullable=False),
+            Column("message", ascii_text(NAME_CHARS_MAX), nullable=False),
+            Column("recorded_ms", BigInteger, nullable=False),
+            PrimaryKeyConstraint("subject", "consumer_group", "message"),
+            Index(f"ix_{name}_recorded_ms", "recorded_ms"),
+            mysql_engine="InnoDB",
+            mariadb_engine="InnoDB",
+        )
+
+    def record(self, connection: Connection, place: InboxScope, names: Sequence[str], now_ms: int) -> set[str]:
+        """Insert the names; returns those that were new. Callers sort the names, or two transactions may deadlock."""
+        rows = [self._row(place, name, now_ms) for name in names]
+        if len(rows) > 1 and connection.dialect.insert_returning:
+            statement = insert_unless_there(self.table, connection.dialect).returning(self.table.c.message)
+            return set(connection.execute(statement, rows).scalars())
+        return {row["message"] for row in rows if insert_one(connection, self.table, row)}
+
+    def remove(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> None:
+        """Delete the records of messages that are not handled after all."""
+        if names:
+            connection.execute(delete(self.table).where(self._is_of(place), self.table.c.message.in_(names)))
+
+    def are_there(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> bool:
+        """Whether the names that this transaction recorded are still in the table."""
+        held = select(func.count()).where(self._is_of(place), self.table.c.message.in_(names))
+        return connection.execute(held).scalar_one() == len(names)
+
+    def expire(self, connection: Connection, before_ms: int, most: int = EXPIRE_ROWS) -> int:
+        """Delete about `most` of the rows recorded before `before_ms`, oldest first. Rows of one ms go together."""
+        recorded = self.table.c.recorded_ms
+        old = select(recorded).where(recorded < before_ms).order_by(recorded)
+        last = connection.execute(old.offset(most - 1).limit(1)).scalar_one_or_none()
+        doomed = recorded < before_ms if last is None else recorded <= last
+        return connection.execute(delete(self.table).where(doomed)).rowcount
+
+    def _row(self, place: InboxScope, name: str, now_ms: int) -> dict[str, Any]:
+        return {
+            "subject": place.subject,
+            "consumer_group": place.group,
+            "message": name,
+            "recorded_ms": now_ms,
+        }
+
+    def _is_of(self, place: InboxScope) -> ColumnElement[bool]:
+        return and_(self.table.c.subject == place.subject, self.table.c.consumer_group == place.group)
+
 
 KEEP: Final = timedelta(days=30)
-_EXPIRE_EVERY: Final = 500  # messages recorded; each time up to 1,000 old rows go, so the table does not grow for ever
+_EXPIRE_EVERY: Final = 500  # handled messages; each time up to 1,000 old rows go, so the table does not grow for ever
 _SCOPES: Final = ("session", "connection")
 _TRIAL: Final = InboxScope("trial", "trial")
-_FAILED: Final = "fairway.inbox.failed"  # in a connection's `info`: a statement has failed since the transaction began
+_FAILED: Final = "fairway.inbox.failed"  # a mark in a connection's `info`: a statement of the transaction has failed
 
 _log = logging.getLogger("fairway.inbox")
 
 
 @dataclass
 class InboxCounts:
-    """Of this process. Threads may count past each other now and then: figures for people."""
+    """Counts of this process, for people: threads may occasionally lose an increment."""
 
     recorded: int = 0
     done_before: int = 0
@@ -56,10 +145,10 @@ class InboxCounts:
 
 
 class SqlInbox:
-    """Remembers what was done, in a table of the user's database. One serves all listeners of an engine.
+    """Remembers handled messages in a table of the user's database. One inbox serves all listeners of an engine.
 
-    A handler takes a second parameter, in whose transaction its effect belongs: `session` (a Session, or an
-    AsyncSession of an AsyncEngine) or `connection`. What it says about its messages is told after the commit.
+    A handler takes a second parameter, which carries the transaction of its effect: `session` (a Session, or an
+    AsyncSession of an AsyncEngine) or `connection`. Acks and retries of its messages are sent after the commit.
     """
 
     def __init__(
@@ -73,9 +162,9 @@ class SqlInbox:
         session: Callable[..., Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`by` is 'key' or a function of the message, where not its id is what makes it the same. Rows are kept for
-        `keep`, None: for ever. `replays=False` swallows replays of what was done. `session` makes sessions, such as a
-        sessionmaker of the user's."""
+        """`by` names messages by 'key' or by a function of the message, instead of by their id. `keep` is how long rows
+        stay; None: for ever. With `replays=False` a replayed message that was handled before is not handled again.
+        `session` makes sessions, for example a sessionmaker of the user's."""
         if not isinstance(engine, Engine | AsyncEngine):
             raise Misuse(f"SqlInbox takes an Engine or an AsyncEngine of SQLAlchemy, not {type(engine).__name__}")
         self._engine = engine
@@ -84,7 +173,7 @@ class SqlInbox:
         self._rows = InboxRows(table)
         self._session: Callable[..., Any] = session or (Session if isinstance(engine, Engine) else AsyncSession)
         self._clock = clock or RealClock()
-        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True)  # a jump makes nothing old
+        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True)  # a jump of the clock ages no row
         self._rng = RealRng()
         self._is_made = False
         self._since_expiry = 0
@@ -93,25 +182,26 @@ class SqlInbox:
 
     @property
     def table(self) -> Table:
-        """For migrations: `inbox.table.to_metadata(Base.metadata)`."""
+        """The table, for migrations: `inbox.table.to_metadata(Base.metadata)`."""
         return self._rows.table
 
     def create(self) -> None:
-        """Make the table where it is missing, and see that a rollback is one. A listener does both by itself."""
+        """Make the table if it is missing, and check that rollbacks work. A listener does both by itself."""
         make(self._engine, self.table)
         with self._sync_engine.connect() as connection:
             self._try_out(connection)
         self._is_made = True
 
     async def create_async(self) -> None:
-        """`create` on a loop."""
+        """`create` for asyncio."""
         await make_async(self._engine, self.table)
         async with self._async_engine.connect() as connection:
             await connection.run_sync(self._try_out)
         self._is_made = True
 
     def _try_out(self, connection: Connection) -> None:
-        """An engine in AUTOCOMMIT, or a table without transactions, would part record and effect without a word."""
+        """Check that a rollback takes a record back. An engine in AUTOCOMMIT, or a table without transactions, would
+        silently part record and effect."""
         name = [f"trial:{self._rng.bits(64):016x}"]
         self._rows.record(connection, _TRIAL, name, self._clock.wall_ms())
         connection.rollback()
@@ -126,9 +216,9 @@ class SqlInbox:
     # --- for programs that have their own transaction ----------------------------------------------------------------
 
     def once(self, connection: Bound, message: Message) -> bool:
-        """Record the message in this transaction; False: it was done before, so ack it and do nothing.
+        """Record the message in this transaction; False: it was handled before, so ack it and do nothing.
 
-        True: do it in the same transaction, commit, then ack. The table must be there: call `create` at the start.
+        True: handle it in the same transaction, commit, then ack. The table must exist: call `create` at the start.
         """
         fresh = self._record(
             connection_of(connection), InboxScope(message.subject, message.group), [self._name(message)]
@@ -136,14 +226,14 @@ class SqlInbox:
         return bool(fresh)
 
     async def once_async(self, connection: AsyncBound, message: Message) -> bool:
-        """`once` in a transaction on a loop."""
+        """`once` for asyncio."""
         return await connection.run_sync(lambda bound: self.once(bound, message))
 
     def _name(self, message: Message) -> str:
         return self._naming.of(message)
 
     def _record(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> set[str]:
-        now_ms = max(self._aging.now_ms(), self._clock.wall_ms())  # a clock that is behind makes no row old either
+        now_ms = max(self._aging.now_ms(), self._clock.wall_ms())  # a clock that is behind ages no row either
         fresh = self._rows.record(connection, place, names, now_ms)
         self.counts.recorded += len(fresh)
         self.counts.done_before += len(names) - len(fresh)
@@ -152,7 +242,7 @@ class SqlInbox:
     # --- for listeners -----------------------------------------------------------------------------------------------
 
     def guard(self, handler: Handler, *, is_async: bool, is_batch: bool) -> Guarded:
-        """See that the handler fits, and stand before it."""
+        """Check the handler's parameters, and wrap it so that each call runs in a transaction of the inbox."""
         taken = parameters_of(handler)
         if len(taken) != 2 or taken[1] not in _SCOPES:
             raise Misuse(
@@ -202,7 +292,8 @@ class SqlInbox:
         return self._record(connection, place, sheaf.names)
 
     def _conclude(self, connection: Connection, handler: Handler, place: InboxScope, sheaf: Sheaf) -> None:
-        """Before the commit. After some errors a database has rolled everything back, whatever the handler thinks."""
+        """Run before the commit. After some errors the database has rolled everything back, and a handler that caught
+        the error does not notice."""
         if connection.info.pop(_FAILED, False) and not self._rows.are_there(connection, place, sheaf.held_names):
             raise Misuse(
                 f"{name_of(handler)} went on after an error that rolled back its transaction: do not catch that error, "
@@ -211,7 +302,7 @@ class SqlInbox:
         self._rows.remove(connection, place, sheaf.handed_back)
 
     async def close_async(self) -> None:
-        """Connections of a loop must be closed on it; the engine makes others where it is used again."""
+        """Close the connections of a loop, which must happen on that loop. The engine opens others when used again."""
         if isinstance(self._engine, AsyncEngine):
             await self._engine.dispose()
 
@@ -229,7 +320,7 @@ class SqlInbox:
 
     @contextmanager
     def _scope(self, scope: str, connection: Connection) -> Iterator[Connection | Session]:
-        """What the handler works with. A `commit` of the session's own flushes: the transaction is ours to commit."""
+        """The handler's second argument. A `commit` of the session only flushes: the inbox commits the transaction."""
         if scope == "connection":
             yield connection
             return
@@ -263,15 +354,15 @@ class SqlInbox:
     # --- old rows ----------------------------------------------------------------------------------------------------
 
     def expire(self) -> int:
-        """Delete all rows that are older than `keep`, a thousand in a transaction; how many. Listeners do it bit by
-        bit, by themselves."""
+        """Delete all rows older than `keep`, a thousand per transaction; returns how many. Listeners do the same
+        gradually, by themselves."""
         total = 0
         while self._keep_ms is not None and (count := self._expire_some()):
             total += count
         return total
 
     async def expire_async(self) -> int:
-        """`expire` on a loop."""
+        """`expire` for asyncio."""
         total = 0
         while self._keep_ms is not None and (count := await self._expire_some_async()):
             total += count
@@ -320,7 +411,7 @@ def _see_that_it_lasts(handler: Handler, transaction: Transaction | AsyncTransac
 
 @contextmanager
 def _tolerating_a_busy_database() -> Iterator[None]:
-    """Old rows can wait: the message in hand is done."""
+    """Ignore database errors: old rows can wait, and the message at hand is already handled."""
     try:
         yield
     except DBAPIError as error:

@@ -1,4 +1,4 @@
-"""The transactional outbox: a message that is sent if, and only if, the transaction commits that it was given in.
+"""The transactional outbox: a message is sent if, and only if, the transaction that it was given in commits.
 
     outbox = Outbox(engine, "fairway://127.0.0.1:20880")
     outbox.create()                                                     # once: the table
@@ -6,9 +6,10 @@
         session.add(order)
         outbox.send(session, "order.changed", b"...", key="o-42")
 
-What is given becomes rows of the same transaction (`writing`); after the commit it is sent by the thread that committed
-(`posts`), and deleted a moment after the broker's receipt, many rows in one statement. Whatever comes between, a crash,
-a broker that is away, is made up for by a relay (`relay`): one runs beside each outbox, unless told otherwise.
+Messages become rows of the same transaction (`outbox_writer`). After the commit, the thread that committed sends them
+(`outbox_sender`). After the broker's receipt, a thread of the outbox deletes the rows, many in one statement. A relay
+(`relay`) sends the rows that a crash or an absent broker left behind. One relay runs beside each outbox, unless
+`relays=False`.
 """
 
 from __future__ import annotations
@@ -27,87 +28,84 @@ from fairway.batch import MessageId
 from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
-from fairway.sql.engines import apart, own
-from fairway.sql.inserting import Bound
-from fairway.sql.letters import Nobody, Picker
-from fairway.sql.making import make
-from fairway.sql.posting import OutboxBatch, SendOutcome
-from fairway.sql.posts import AnyOutboxSender, post_to
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.host import forks
+from fairway.runtime.rng import RealRng, Rng
+from fairway.runtime.signals import Ending, Workers
+from fairway.runtime.threads import Bell, Lock
+from fairway.sql.database import Bound, apart, own
+from fairway.sql.outbox_batches import OutboxBatch, SendOutcome
+from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker
+from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
+from fairway.sql.outbox_sender import AnyOutboxSender, sender_to
+from fairway.sql.outbox_table import NAME, outbox_table
+from fairway.sql.outbox_writer import OutboxBatches, OutboxWriter
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
-from fairway.sql.relaying import RelayOptions
-from fairway.sql.rows import OutboxState, RefusedBatch, check_engine
-from fairway.sql.streams import OutboxStream
-from fairway.sql.tables import NAME, outbox_table
-from fairway.sql.writing import OutboxWriter, Parcels
-from fairway.world.bell import Bell
-from fairway.world.clock import Clock, RealClock
-from fairway.world.gate import Lock
-from fairway.world.lineage import forks
-from fairway.world.rng import RealRng, Rng
-from fairway.world.workers import Ending, Workers
+from fairway.sql.relay_rounds import RelayOptions
+from fairway.sql.table_setup import make
 
 CLOSE_S: Final = 10.0
-AWAY_S: Final = 0.2  # the same while no broker answers: rows are safe where they are
-_LOOK_S: Final = 0.005  # between two looks whether all is deleted
-UNDELETED_MAX: Final = 100_000  # ids that wait for a database that fails; the rest are left to relays
-RETRY_ROWS_MAX: Final = 10_000  # of what is set aside, in one transaction
+AWAY_S: Final = 0.2  # the same while no broker answers: rows are safe in the table
+_LOOK_S: Final = 0.005  # between two checks whether all rows are deleted
+UNDELETED_MAX: Final = 100_000  # ids kept while the database fails; relays take care of the rest
+RETRY_ROWS_MAX: Final = 10_000  # rows set aside that one transaction retries or discards
 
 
 @dataclass
 class OutboxCounts:
-    """Of this process, since it began. Threads may count past each other now and then: figures for people."""
+    """Counts of this process since its start, for people: threads may occasionally lose an increment."""
 
     committed: int = 0  # messages given in transactions that have committed
-    sent: int = 0  # of them, those that this process has sent itself, right after the commit
-    repeats: int = 0  # of those, what the broker had stored before
-    left: int = 0  # to relays: a broker was away or refused them
+    sent: int = 0  # of those: messages that this process sent itself, right after the commit
+    repeats: int = 0  # of those sent: messages that the broker had stored before
+    left: int = 0  # messages left to relays: a broker was away or refused them
     deleted: int = 0  # rows
 
 
 class Sender:
-    """Sends what has committed, and gathers the ids of what a broker has stored. The same for threads and loops."""
+    """Makes batches of committed rows, and gathers the ids of stored rows. Threads and loops share the class."""
 
     def __init__(self, counts: OutboxCounts, wake: Callable[[], None]) -> None:
-        """`wake` is called when something is stored."""
+        """`wake` is called when a batch is stored."""
         self.counts = counts
         self.stored: deque[str] = deque(maxlen=UNDELETED_MAX)
         self._wake = wake
 
-    def parcels(self, committed: Parcels) -> list[tuple[OutboxBatch, bool]]:
+    def outbox_batches(self, committed: OutboxBatches) -> list[tuple[OutboxBatch, bool]]:
         found = []
         for row, stream in committed:
             self.counts.committed += row.messages
-            if stream is None:  # nobody could say where to
+            if stream is None:  # no broker group was known: a relay chooses
                 self.counts.left += row.messages
                 continue
             settled = partial(self._settled, row.id, row.messages, stream)
             group = row.group or ""
-            parcel = OutboxBatch(
+            outbox_batch = OutboxBatch(
                 row.subject, row.body, settled, is_resent=True, group=group, lone=row.lone, secret=row.shown
             )  # fmt: skip
-            found.append((parcel, row.is_due))
+            found.append((outbox_batch, row.is_due))
         return found
 
-    def _settled(self, id: str, messages: int, stream: OutboxStream, parcel: OutboxBatch) -> None:
-        if parcel.fate is SendOutcome.STORED:
+    def _settled(self, id: str, messages: int, stream: OutboxStream, outbox_batch: OutboxBatch) -> None:
+        if outbox_batch.fate is SendOutcome.STORED:
             self.counts.sent += messages
-            self.counts.repeats += messages if parcel.is_repeat else 0
+            self.counts.repeats += messages if outbox_batch.is_repeat else 0
             self.stored.append(id)
             self._wake()
         else:
             self.counts.left += messages
-            stream.is_left = True  # what comes behind it would find a gap
+            stream.is_left = True  # later batches of this stream would meet a gap
 
     def take_stored(self, most: int) -> list[str]:
-        """Ids of rows to delete."""
+        """Take the ids of rows to delete."""
         return [self.stored.popleft() for _ in range(min(most, len(self.stored)))]
 
 
 class Outbox:
-    """For Engine, Session and Connection; `AioOutbox` for those of asyncio.
+    """The outbox for Engine, Session and Connection; `AioOutbox` is the one for asyncio.
 
-    Without `url` it only writes rows, and a relay elsewhere sends them. `relays=False`: this process sends what it
-    commits itself, and leaves the rest to relays elsewhere.
+    Without `url` the outbox only writes rows, and a relay elsewhere sends them. With `relays=False` this process sends
+    what it commits itself, and leaves the rest to relays elsewhere.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class Outbox:
         is_cluster = url is not None and bool(urls.parse_any(url).meta)
         check_engine(engine, is_shared=url is not None)
         if url is not None:
-            apart(engine)  # a pool that cannot be made again is to be heard of here, and not after a commit
+            apart(engine)  # a pool that cannot be recreated must fail here, not after a commit
         self._clock, self._rng = clock or RealClock(), rng or RealRng()
         self._options = options or RelayOptions()
         self._engine = engine
@@ -139,7 +137,7 @@ class Outbox:
         self.counts = OutboxCounts()
         self._lock = Lock()
         self._running: _Running | None = None
-        self._orphans: list[_Running] = []  # of the process that this one was forked from: nobody is to touch them
+        self._orphans: list[_Running] = []  # of the process before a fork: nobody may touch them
         self._is_closed = False
         self._writer = OutboxWriter(
             engine,
@@ -154,7 +152,7 @@ class Outbox:
     # --- for programs ------------------------------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the table and its index, where they are missing."""
+        """Make the table and its index if they are missing."""
         make(self._engine, self.table)
 
     def send(
@@ -168,38 +166,38 @@ class Outbox:
         after: Duration | None = None,
         at: datetime | None = None,
     ) -> MessageId:
-        """A message that is a part of the transaction of that Session or Connection. Its id is the one it keeps.
+        """Add a message to the transaction of that Session or Connection; returns the message's final id.
 
-        It is written just before the commit, with all others of the transaction in one statement, and sent just after.
-        With `after` or `at` it is delivered then, and never before; `after` counts from now.
+        The outbox writes all messages of the transaction together just before the commit, and sends them just after.
+        With `after` or `at` the message is delivered at that time, never before; `after` counts from now.
         """
         if self._is_closed:
             raise Misuse("this outbox is closed: make another")
         return self._writer.send(bound, subject, payload, key, tags, headers, after, at)
 
     def check(self) -> None:
-        """`Misuse` where there is no table."""
+        """Raise `Misuse` if the table is missing."""
         with self._own_engine.connect() as connection:
             self._writer.rows.check_table(connection)
 
     def state(self) -> OutboxState:
-        """What lies in the table now: pending, how old the oldest is, what was set aside."""
+        """The table's present state: messages pending, the age of the oldest, messages set aside."""
         with self._own_engine.connect() as connection:
             return self._writer.rows.state(connection, self._clock)
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is sent or deleted now; None: nothing is known to be wrong."""
+        """Why nothing is sent or deleted now; None: no problem is known."""
         running = self._running
         return None if running is None else running.trouble
 
     def set_aside(self, limit: int = 100) -> list[RefusedBatch]:
-        """What brokers have refused for good, oldest first."""
+        """Batches that brokers refused for good, oldest first."""
         with self._own_engine.connect() as connection:
             return self._writer.rows.set_aside(connection, limit)
 
     def retry(self, ids: Sequence[str] | None = None) -> list[str]:
-        """Let relays send again what was set aside: those rows, or all. Returns the ids that were."""
+        """Let relays send again the given rows that were set aside, or all of them. Returns the ids of those rows."""
         with self._own_engine.begin() as connection:
             found = self._writer.rows.parked_ids(connection, ids, RETRY_ROWS_MAX)
             if found:
@@ -207,7 +205,7 @@ class Outbox:
         return found
 
     def discard(self, ids: Sequence[str]) -> list[str]:
-        """Delete rows that were set aside: their messages are never sent. Returns the ids that were there."""
+        """Delete rows that were set aside: their messages are never sent. Returns the ids of the deleted rows."""
         with self._own_engine.begin() as connection:
             found = self._writer.rows.parked_ids(connection, ids, RETRY_ROWS_MAX)
             if found:
@@ -215,12 +213,12 @@ class Outbox:
         return found
 
     def flush(self, timeout: Duration = CLOSE_S) -> bool:
-        """Wait until what this process has committed is sent and deleted; False: it is not, and waits in the table."""
+        """Wait until the messages that this process committed are sent and deleted; False: some remain in the table."""
         running = self._running
         return running is None or running.flush(seconds_of(timeout))
 
     def close(self, timeout: Duration = CLOSE_S) -> None:
-        """`flush`, and end. What is not sent by then lies in the table, for a relay or the next start."""
+        """`flush`, then end. Unsent rows stay in the table, for a relay or the next start."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -237,7 +235,7 @@ class Outbox:
         self._writer.close()
 
     def __enter__(self) -> Self:
-        """Begin at once to send what is left of earlier runs, and not with the first commit."""
+        """Begin at once to send the rows of earlier runs, without waiting for the first commit."""
         self.start()
         return self
 
@@ -247,13 +245,13 @@ class Outbox:
         self.close()
 
     def start(self) -> None:
-        """Connect to the broker and start the threads, which otherwise happens with the first commit."""
+        """Connect to the broker and start the threads; otherwise the first commit does."""
         if self._url is not None:
             self._live(self._url)
 
     # --- after a commit ----------------------------------------------------------------------------------------------
 
-    def _on_committed(self, committed: Parcels) -> None:
+    def _on_committed(self, committed: OutboxBatches) -> None:
         if self._url is not None and not self._is_closed:
             self._live(self._url).send(committed)
 
@@ -263,7 +261,7 @@ class Outbox:
         return self._live(self._url).picker or Nobody()
 
     def _live(self, url: str) -> _Running:
-        """What runs in this process: a forked child has its own."""
+        """The running part of this process. A forked child starts its own."""
         running = self._running
         if running is None or running.forks != forks():
             with self._lock:
@@ -285,8 +283,8 @@ class Outbox:
         )  # fmt: skip
 
     def touch(self) -> None:
-        """Connect by the program's own engine, before others do that are made from it (`engines.apart`). And see which
-        columns the table has, where no transaction could tell."""
+        """Connect by the program's own engine before the engines derived from it (`database.apart`), and look up the
+        table's columns."""
         with self._engine.connect() as connection:
             self._writer.rows.look(connection)
 
@@ -294,9 +292,9 @@ class Outbox:
         with engine.begin() as connection:
             self.counts.deleted += self._writer.rows.delete(connection, ids)
 
-    def new_post(self, url: str) -> AnyOutboxSender:
+    def new_sender(self, url: str) -> AnyOutboxSender:
         at_exit = partial(self.close, 1.0)
-        return post_to(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
+        return sender_to(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
 
     @property
     def options(self) -> RelayOptions:
@@ -304,16 +302,16 @@ class Outbox:
 
 
 class _Running:
-    """The connections and the threads of one process."""
+    """The connections and threads of an outbox in one process."""
 
     def __init__(self, outbox: Outbox, url: str, engine: Engine) -> None:
         self.forks = forks()
         self.engine = engine
         self._outbox = outbox
         self._bell = Bell()
-        self._hurry = Bell()  # somebody waits for the deletions
+        self._hurry = Bell()  # a caller waits for the deletions
         self._sender = Sender(outbox.counts, self._bell.ring)
-        self._post = outbox.new_post(url)
+        self._outbox_sender = outbox.new_sender(url)
         self._relay = outbox.new_relay(url, engine)
         self._ending = Ending()
         self._workers = Workers()
@@ -323,12 +321,12 @@ class _Running:
 
     @property
     def picker(self) -> Picker | None:
-        return self._post.picker
+        return self._outbox_sender.picker
 
     @property
     def trouble(self) -> str | None:
         relay = None if self._relay is None else self._relay.trouble
-        return self._deleting_trouble or self._post.trouble or relay
+        return self._deleting_trouble or self._outbox_sender.trouble or relay
 
     def start(self) -> None:
         self._workers.start("fairway-outbox", self._delete)
@@ -336,11 +334,11 @@ class _Running:
         if relay is not None:
             self._workers.start("fairway-outbox-relay", lambda: self._run(relay))
 
-    def send(self, committed: Parcels) -> None:
-        self._post.put(self._sender.parcels(committed))
+    def send(self, committed: OutboxBatches) -> None:
+        self._outbox_sender.put(self._sender.outbox_batches(committed))
 
     def flush(self, timeout_s: float) -> bool:
-        is_quiet = self._post.wait_quiet(timeout_s)
+        is_quiet = self._outbox_sender.wait_quiet(timeout_s)
         for _ in range(int(timeout_s / _LOOK_S)):
             if not self._sender.stored and not self._is_deleting:
                 return is_quiet
@@ -351,12 +349,12 @@ class _Running:
 
     def close(self, timeout_s: float) -> None:
         self._relaying.ask()
-        self.flush(timeout_s if self._post.is_open else min(timeout_s, AWAY_S))
+        self.flush(timeout_s if self._outbox_sender.is_open else min(timeout_s, AWAY_S))
         self._ending.ask()
         self._hurry.ring()
         self._bell.ring()
         self._workers.join(timeout_s)
-        self._post.close()
+        self._outbox_sender.close()
 
     # --- in the threads ----------------------------------------------------------------------------------------------
 
@@ -368,10 +366,10 @@ class _Running:
             except DATABASE_TROUBLE as problem:
                 relay.note(f"the database: {first_line(problem)}")
                 self._relaying.wait(TROUBLE_S)
-        relay.run(self._post, self._relaying)
+        relay.run(self._outbox_sender, self._relaying)
 
     def _delete(self) -> None:
-        """Rows that are stored, many at a time, until the end is asked for."""
+        """Delete stored rows, many at a time, until the end is asked for."""
         options = self._outbox.options
         while True:
             self._bell.wait(None)
@@ -386,7 +384,7 @@ class _Running:
                 return
 
     def _delete_some(self, most: int) -> bool:
-        """Whether the database takes more."""
+        """Delete one portion; False: the database failed."""
         ids = self._sender.take_stored(most)
         try:
             self._outbox.delete(ids, self.engine)

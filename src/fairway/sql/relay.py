@@ -1,10 +1,10 @@
-"""The relay: sends what a crash, or a broker that was away, has left in the outbox; in a thread or on a loop.
+"""The relay: sends the rows that a crash, or an absent broker, left in the outbox; in a thread or on a loop.
 
     with Relay(engine, "fairway://127.0.0.1:20880"): ...                  a thread, until the block ends
     async with AioRelay(engine, "fairway://127.0.0.1:20880"): ...         a task
     fairway outbox relay --database URL                                   a process
 
-Any number of them may run. While no broker answers they leave the table alone.
+Any number of relays may run. While no broker answers they leave the table alone.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairway.client import url as urls
 from fairway.errors import FairwayError, Misuse
-from fairway.sql.engines import own, own_async
-from fairway.sql.posts import AnyAioOutboxSender, AnyOutboxSender, aio_post_to, post_to
-from fairway.sql.relaying import RelayCounts, RelayOptions, RelayRounds, Work
-from fairway.sql.rows import OutboxRows, OutboxState, check_engine
-from fairway.sql.tables import NAME, outbox_table
-from fairway.world.clock import Clock, RealClock
-from fairway.world.link import LinkFailed
-from fairway.world.net import Net, RealNet
-from fairway.world.rng import RealRng, Rng
-from fairway.world.workers import Ending, Workers
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.net import Net, RealNet
+from fairway.runtime.rng import RealRng, Rng
+from fairway.runtime.signals import Ending, Workers
+from fairway.runtime.threaded_link import LinkFailed
+from fairway.sql.database import own, own_async
+from fairway.sql.outbox_rows import OutboxRows, OutboxState, check_engine
+from fairway.sql.outbox_sender import AnyAioOutboxSender, AnyOutboxSender, aio_sender_to, sender_to
+from fairway.sql.outbox_table import NAME, outbox_table
+from fairway.sql.relay_rounds import RelayCounts, RelayOptions, RelayRounds, Work
 
 TROUBLE_S: Final = 2.0  # between attempts while the database fails
-OPEN_S: Final = 1.0  # for a broker to answer before the table is looked at again
+OPEN_S: Final = 1.0  # for a broker to answer, before the round ends
 STOP_S: Final = 30.0
 
-# What a database does now and then: it restarts, finds a deadlock, is locked for too long.
+# Failures that databases have now and then: a restart, a deadlock, a lock held for too long.
 DATABASE_TROUBLE: Final = (SQLAlchemyError, OSError)
 
 log = logging.getLogger("fairway.outbox")
 
 
 class _Watched:
-    """How a relay fares, for whoever relies on it."""
+    """The relay's state, for the code that relies on it."""
 
-    trouble: str | None = None  # why nothing can be sent now, as far as it is known
-    has_failed = False  # it has ended by surprise
+    trouble: str | None = None  # why nothing can be sent now, as far as is known
+    has_failed = False  # an unexpected error has ended the relay
 
     def note(self, trouble: str | None) -> None:
-        """Say it once."""
+        """Keep the trouble, and log it once."""
         if trouble is not None and trouble != self.trouble:
             log.warning("the outbox's relay waits: %s", trouble)
         self.trouble = trouble
@@ -59,7 +59,7 @@ class _Watched:
     def watched(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a bug, of ours or of a driver
+        except Exception as error:  # a bug of Fairway or of a driver
             self.has_failed = True
             self.trouble = f"the relay has ended: {error!r}"
             log.error("the outbox's relay has ended: %r", error)
@@ -67,7 +67,7 @@ class _Watched:
 
 
 class Relay(_Watched):
-    """Runs from `start` (or the beginning of its `with`) to `stop`."""
+    """A relay in a thread. It runs from `start` (or the beginning of its `with`) to `stop`."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Relay(_Watched):
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
-        self._post: AnyOutboxSender | None = None
+        self._outbox_sender: AnyOutboxSender | None = None
         self._ending = Ending()
         self._workers = Workers()
 
@@ -98,19 +98,19 @@ class Relay(_Watched):
         return self.steps.counts
 
     def start(self) -> None:
-        """In a thread of its own. Raises `Misuse` where there is no table."""
+        """Run in a thread of its own. Raises `Misuse` if the table is missing."""
         with self._engine.connect() as connection:
             self.rows.check_table(connection)
-        post = self._post = post_to(self._url, self._clock, self._rng, self.stop)
-        self._workers.start("fairway-outbox-relay", lambda: self.run(post, self._ending))
+        sender = self._outbox_sender = sender_to(self._url, self._clock, self._rng, self.stop)
+        self._workers.start("fairway-outbox-relay", lambda: self.run(sender, self._ending))
 
     def stop(self) -> None:
-        """Let the round that is under way end."""
+        """Stop after the present round."""
         self._ending.ask()
         self._workers.join(STOP_S)
-        post, self._post = self._post, None
-        if post is not None:
-            post.close()
+        sender, self._outbox_sender = self._outbox_sender, None
+        if sender is not None:
+            sender.close()
 
     def __enter__(self) -> Self:
         self.start()
@@ -122,55 +122,55 @@ class Relay(_Watched):
         self.stop()
 
     def state(self) -> OutboxState:
-        """What lies in the outbox now."""
+        """What is in the outbox now."""
         with self._engine.connect() as connection:
             return self.rows.state(connection, self._clock)
 
     def left_of(self, before_ms: int) -> int:
-        """Rows that were written by then and are still to be sent."""
+        """The number of rows that were written by then and are still to be sent."""
         with self._engine.connect() as connection:
             return self.rows.left_of(connection, before_ms)
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def run(self, post: AnyOutboxSender, ending: Ending) -> None:
-        """Round after round, until it is asked to end."""
+    def run(self, sender: AnyOutboxSender, ending: Ending) -> None:
+        """Run round after round, until asked to end."""
         with self.watched():
             while not ending.is_asked:
-                wait_s = self._round(post)
+                wait_s = self._round(sender)
                 if wait_s:
-                    ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays do not look all at once
+                    ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays must not look at once
 
-    def _round(self, post: AnyOutboxSender) -> float:
-        """One look at the table; how long to wait for the next."""
+    def _round(self, sender: AnyOutboxSender) -> float:
+        """One round; returns how long to wait for the next."""
         try:
-            if not post.wait_open(OPEN_S):
-                self.note(post.trouble or "no broker answers")
+            if not sender.wait_open(OPEN_S):
+                self.note(sender.trouble or "no broker answers")
                 return self.steps.options.poll_s
-            work = self.once(post)
+            work = self.once(sender)
         except DATABASE_TROUBLE as problem:
             self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
         except LinkFailed:
-            raise  # nothing will ever be sent over it again
-        except FairwayError as problem:  # the post was closed under us, by a fork or the end of the program
+            raise  # nothing can ever be sent over this link again
+        except FairwayError as problem:  # a fork, or the end of the program, closed the sender
             self.note(str(problem))
             return TROUBLE_S
-        self.note(post.trouble)
-        is_more = work.is_full and post.is_open  # else there is nobody to send it to
+        self.note(sender.trouble)
+        is_more = work.is_full and sender.is_open  # else no broker could take more
         return 0.0 if is_more else self.steps.options.poll_s
 
-    def once(self, post: AnyOutboxSender) -> Work:
-        """Take what there is, send it, settle it."""
+    def once(self, sender: AnyOutboxSender) -> Work:
+        """Take rows, send them, settle them."""
         with self._engine.begin() as connection:
-            work = self.steps.take(connection, post.picker)
+            work = self.steps.take(connection, sender.picker)
         self.steps.taken()
         if work.rows:
-            post.put(work.to_post)
-            left = len(work.parcels) + 1
-            while work.unanswered < left:  # as long as there are answers: what is slow is not to be asked twice
+            sender.put(work.to_outbox_sender)
+            left = len(work.outbox_batches) + 1
+            while work.unanswered < left:  # wait on while answers come: a slow broker must not get the rows twice
                 left = work.unanswered
-                post.wait(work.parcels, self.steps.options.answer_s)
+                sender.wait(work.outbox_batches, self.steps.options.answer_s)
         if len(work):
             with self._engine.begin() as connection:
                 self.steps.settle(connection, work)
@@ -179,7 +179,7 @@ class Relay(_Watched):
 
 
 class AioRelay(_Watched):
-    """The same as a task on the loop where `start` is called."""
+    """A relay as a task on the loop where `start` is called."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class AioRelay(_Watched):
         is_cluster = bool(urls.parse_any(url).meta)
         self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
         self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
-        self._post: AnyAioOutboxSender | None = None
+        self._outbox_sender: AnyAioOutboxSender | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
@@ -213,21 +213,21 @@ class AioRelay(_Watched):
     async def start(self) -> None:
         async with self._engine.connect() as connection:
             await connection.run_sync(self.rows.check_table)
-        post = self._post = aio_post_to(self._url, self._clock, self._rng, self._net)
+        sender = self._outbox_sender = aio_sender_to(self._url, self._clock, self._rng, self._net)
         self._ending.clear()
-        self._task = asyncio.create_task(self.run(post, self._ending), name="fairway-outbox-relay")
+        self._task = asyncio.create_task(self.run(sender, self._ending), name="fairway-outbox-relay")
 
     async def stop(self) -> None:
-        """Let the round that is under way end. Raises what has ended the relay before, if anything has."""
+        """Stop after the present round. Raises the error that ended the relay before, if one did."""
         self._ending.set()
         task, self._task = self._task, None
-        post, self._post = self._post, None
+        sender, self._outbox_sender = self._outbox_sender, None
         try:
             if task is not None:
                 await task
         finally:
-            if post is not None:
-                await post.close()
+            if sender is not None:
+                await sender.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -242,36 +242,36 @@ class AioRelay(_Watched):
         async with self._engine.connect() as connection:
             return await connection.run_sync(self.rows.state, self._clock)
 
-    async def run(self, post: AnyAioOutboxSender, ending: asyncio.Event) -> None:
+    async def run(self, sender: AnyAioOutboxSender, ending: asyncio.Event) -> None:
         with self.watched():
             while not ending.is_set():
-                wait_s = await self._round(post)
+                wait_s = await self._round(sender)
                 if wait_s:
                     await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
 
-    async def _round(self, post: AnyAioOutboxSender) -> float:
+    async def _round(self, sender: AnyAioOutboxSender) -> float:
         try:
-            if not await post.wait_open(OPEN_S):
-                self.note(post.trouble or "no broker answers")
+            if not await sender.wait_open(OPEN_S):
+                self.note(sender.trouble or "no broker answers")
                 return self.steps.options.poll_s
-            work = await self.once(post)
+            work = await self.once(sender)
         except DATABASE_TROUBLE as problem:
             self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
-        self.note(post.trouble)
-        is_more = work.is_full and post.is_open  # else there is nobody to send it to
+        self.note(sender.trouble)
+        is_more = work.is_full and sender.is_open  # else no broker could take more
         return 0.0 if is_more else self.steps.options.poll_s
 
-    async def once(self, post: AnyAioOutboxSender) -> Work:
+    async def once(self, sender: AnyAioOutboxSender) -> Work:
         async with self._engine.begin() as connection:
-            work = await connection.run_sync(self.steps.take, post.picker)
+            work = await connection.run_sync(self.steps.take, sender.picker)
         self.steps.taken()
         if work.rows:
-            post.put(work.to_post)
-            left = len(work.parcels) + 1
+            sender.put(work.to_outbox_sender)
+            left = len(work.outbox_batches) + 1
             while work.unanswered < left:
                 left = work.unanswered
-                await post.wait(work.parcels, self.steps.options.answer_s)
+                await sender.wait(work.outbox_batches, self.steps.options.answer_s)
         if len(work):
             async with self._engine.begin() as connection:
                 await connection.run_sync(self.steps.settle, work)
@@ -280,7 +280,7 @@ class AioRelay(_Watched):
 
 
 async def heard(event: asyncio.Event, timeout_s: float) -> bool:
-    """Whether it was set by then."""
+    """Wait until the event is set; False: it was not set in time."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -290,6 +290,6 @@ async def heard(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 def first_line(problem: BaseException) -> str:
-    if isinstance(problem, NoSuchTableError):  # of which it says the name, and no more
+    if isinstance(problem, NoSuchTableError):  # its text is no more than the table's name
         return f"there is no table {problem}"
     return str(problem).partition("\n")[0]

@@ -1,22 +1,50 @@
-"""The storage engine: two logs that are the truth, and the views that can always be made again from them.
+"""The storage engine: two logs that hold the truth, and views that can always be rebuilt from them.
 
-    segment, record     what a log file is made of
-    log                 a chain of segments: append, read, cut
-    flusher             group commit: one sync in flight, the next round gathered meanwhile
-    subjects            names and numbers of subjects                     (view)
-    consume_log         per subject, where its batches lie                (view)
-    dedupe              per producer stream, what was already stored      (view)
-    message_log         the log of batches, with its views
-    action_log          the log of what happened to messages
-    recovery            what to do about a log that a crash or a bad disk left behind
-    checkpoint          a picture of the views, so that start-up reads little
-    retention           what may be deleted
-    directory           whose directory this is
-    store               all of it together
-    copies              what a store does because others hold the same logs: following takes bytes in, copying gives
-                        them out, catching_up syncs less often, cutting and wiping (anew) bring a copy back, mending
-                        repairs it
-    survey              looks at a directory and changes nothing: tally counts, audit compares, report is the outcome
+The message log holds every batch, the action log holds what groups did with the messages. Everything else in a data
+directory is a view, and may be lost.
 
-The way of a message goes on from here to the consume log's readers: `broker/pull`.
+Logs:
+
+    record              the frame of both logs: an 80-byte header and a body
+    segment             one file of a log, and its scan from end to end
+    log                 a chain of segments (append, read, cut, repair), and the clock that dates its records
+    flusher             group commit: one sync in flight, the next round gathers meanwhile
+    message_log         the log of batches, and its views together
+    action_log          the log of group actions, and which of its segments may go
+
+Views of the message log:
+
+    subjects            names, ids and next sequences of subjects
+    consume_log         per subject, where its batches lie
+    index_file          the consume log's entries of one segment, on disk
+    dedupe              per producer stream, what was stored already
+
+The directory:
+
+    store               one data directory: both logs, checkpoints, disk space, retention
+    open_store          opens a directory: checkpoint, indexes, recovery of both logs
+    directory           the layout of the directory, and its identity file
+    recovery            repairs a log that a crash or a bad disk left behind
+    checkpoint          the views at a committed position, so that a start reads little
+    retention           how long messages are kept, and which segments may go
+
+Copies:
+
+    replicated_store    the part of a store that other copies need: hold, follow, lead
+    log_copies          reads a log for replicas, and compares records
+    replica_append      checks a master's bytes before a replica appends them
+    catch_up            a replica that is far behind syncs less often
+    truncation          cuts a deposed master's own tail
+    reset_replica       sets a replica's files aside and begins its logs again
+    repair              finds lost messages, and writes another copy's bytes over rotten ones
+
+Inspection:
+
+    survey              examines a directory without a change
+    record_counts       counts the records of a log for the survey
+    survey_report       the values that a survey returns
+
+A produced batch goes through `Store.produce`, `MessageLog.append` (dedupe, subject, sequence), `Log.append` and
+`Flusher.add`. The flusher commits its round and calls the waiting request back, which answers with the receipt. A pull
+finds the batch through `MessageLog.readable` (consume log) and `MessageLog.read_entries` (message log).
 """

@@ -1,31 +1,106 @@
-"""The action log: what happened to messages after they were stored. The truth about groups, as the message log is
-about messages.
+"""The action log: what groups did with messages after they were stored. The truth about groups.
 
-An action is a fixed part, ranges of sequences, and a detail that only its kind understands. Actions are gathered into
-one record per append, so that a thousand acks share one header, one checksum and one sync.
+An action is a fixed part, ranges of sequences, and a detail that only its kind understands. One append gathers its
+actions into one record, so that a thousand acks share one header, one checksum and one sync.
 
-Actions speak of groups and consumers by number. A segment begins with a NAMES record, the groups and members that there
-are at that moment, so that whoever reads from the middle of the log need not go back further to know them all. Now and
-then a GROUPS record states what all actions before it amount to, so that they may go (`action_retention`).
+Actions name groups and consumers by number. A segment begins with a NAMES record: the groups and members at that
+moment. So a reader that starts in the middle of the log need not go further back to know them. Now and then a GROUPS
+record states the result of all actions before it.
 
-The log's segments are reserved on disk in advance, and a ballast file holds room for one more: a full disk stops
-produce, not acks."""
+The segments are reserved on disk in advance, and a ballast file holds room for one more. So a full disk stops produce,
+not acks.
+
+`ActionRetention` plans which segments may go; the store carries the plan out once a checkpoint covers them. An action
+speaks of messages that were stored before it. So a segment of actions can go once every message that was stored when
+the segment was completed is gone: a retained message keeps its whole trace. Positions decide, not times, so a wrong
+clock changes nothing.
+
+Groups are built from actions. Before old actions go, the log must hold a GROUPS record with the state of all groups at
+its position. The first segment that stays always has one. So a start without a checkpoint, and a replica that begins
+with this segment, arrive at the same groups: they load that state and apply the actions behind it.
+
+    segments    [ acks ... ][ acks ... ][ acks, GROUPS, acks ... ][ acks ... ][ newest
+                  may go      may go      stays: it states the groups
+"""
 
 from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fairway.errors import DiskFull, RemoteProtocolError
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Disk
 from fairway.storage import record
 from fairway.storage.flusher import Defer, Durability
-from fairway.storage.log import Log, LogState
-from fairway.storage.log_time import IsAhead
+from fairway.storage.log import IsAhead, Log, LogState
 from fairway.storage.record import Record, RecordHeader, RecordKind
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk
+from fairway.storage.segment import Segment
+
+TOO_MANY_GROUPS = (
+    "the action log is not shortened any more: the state of its groups is larger than a record may be; remove groups "
+    "that nobody needs"
+)
+_PICTURE_SHARE = 4  # the log grows by so many times the size of a GROUPS record before it gets the next
+
+
+class ActionRetention:
+    """The facts about the action log that retention needs. The checkpoint carries them."""
+
+    def __init__(self, bounds: Mapping[int, int] | None = None, pictures: Sequence[int] = ()) -> None:
+        self.bounds = dict(bounds or {})  # by complete segment: where the message log ended when it was complete
+        self.pictures = list(pictures)  # positions of GROUPS records, oldest first
+
+    def note_complete(self, segments: Sequence[Segment], messages_end: int) -> None:
+        """Note the end of the message log for newly complete segments. A late call is safe: the bound is higher."""
+        for each in segments[:-1]:
+            self.bounds.setdefault(each.base, messages_end)
+
+    def note_picture(self, position: int) -> None:
+        """Note the position of a GROUPS record."""
+        if not self.pictures or position > self.pictures[-1]:
+            self.pictures.append(position)
+
+    def undo(self, position: int) -> None:
+        """Everything from `position` on was taken off the log."""
+        self.pictures = [each for each in self.pictures if each < position]
+        self.bounds = {base: bound for base, bound in self.bounds.items() if base < position}
+
+    def below(self, end: int, segments: Sequence[Segment]) -> ActionRetention:
+        """The part of this knowledge that concerns the log before `end`."""
+        complete = {each.base for each in segments[:-1] if each.end <= end}
+        bounds = {base: bound for base, bound in self.bounds.items() if base in complete}
+        return ActionRetention(bounds, [each for each in self.pictures if each < end])
+
+    def is_picture_due(self, segments: Sequence[Segment], end: int, picture_bytes: int, grown_bytes_min: int) -> bool:
+        """Whether the log has grown by enough since its last GROUPS record."""
+        first_base = segments[0].base if segments else end
+        stated_at = self.pictures[-1] if self.pictures else first_base
+        return end - stated_at >= max(grown_bytes_min, _PICTURE_SHARE * picture_bytes)
+
+    def droppable(self, segments: Sequence[Segment], messages_base: int, below: int) -> list[int]:
+        """The bases of the segments that may go, oldest first. `messages_base`: where the message log begins. `below`:
+        how far a checkpoint covers actions."""
+        count = 0
+        for each in segments[:-1]:
+            bound = self.bounds.get(each.base)
+            if bound is None or bound > messages_base or each.end > below:
+                break
+            count += 1
+        while count and not self._states_groups(segments[count], below):
+            count -= 1
+        return [each.base for each in segments[:count]]
+
+    def _states_groups(self, of: Segment, below: int) -> bool:
+        return any(of.base <= position < min(of.end, below) for position in self.pictures)
+
+    def forget_below(self, first_base: int) -> None:
+        """Nothing is left of the log below this position."""
+        self.bounds = {base: bound for base, bound in self.bounds.items() if base >= first_base}
+        self.pictures = [each for each in self.pictures if each >= first_base]
+
 
 DIRECTORY = "actions"
 BALLAST = f"{DIRECTORY}/ballast"
@@ -34,8 +109,8 @@ BALLAST = f"{DIRECTORY}/ballast"
 _FIXED = struct.Struct("<BxHIIIIIqqQ")
 _RANGE = struct.Struct("<QQ")  # first sequence, count
 RANGE_BYTES = _RANGE.size
-_LENGTH = struct.Struct("<Q")  # of a picture, before it
-_NAMES_SHARE = 4  # a quarter of a segment, at most: what is reserved there is for acks
+_LENGTH = struct.Struct("<Q")  # of the groups' state, before it
+_NAMES_SHARE = 4  # names take a quarter of a segment at most: its reserved space is for acks
 
 
 class ActionKind(enum.IntEnum):
@@ -53,14 +128,14 @@ class ActionKind(enum.IntEnum):
     WEIGHT = 12  # of a group, in thousandths, in the lot's place
     READ_ONLY = 13  # a subject's switch: 1 or 0 in the lot's place
     RATE = 14  # messages per second out of a group's inbox, in the lot's place; 0 is without limit
-    REMOVE = 15  # a group, with all that is known of it
-    PARK = 16  # in a group by key: behind others of their keys, which are the detail
-    GO_ON = 17  # a key that had halted, in the lot's place; 0: all of them
-    VERIFIER = 18  # of the secret of a consumer's session, which is the detail; in the record of the JOIN
+    REMOVE = 15  # a group, with everything known of it
+    PARK = 16  # in a group by key: messages wait behind others of their keys; the keys are the detail
+    GO_ON = 17  # a halted key continues; the key is in the lot's place, 0 means all of them
+    VERIFIER = 18  # of the secret of a consumer's session, as the detail; in the record of the JOIN
 
 
 class Action(NamedTuple):
-    """One thing that happened to a range of messages, in a group, by a consumer, at a time."""
+    """One event of a group: a kind, a time, a consumer, and ranges of messages."""
 
     kind: ActionKind
     group_id: int
@@ -75,20 +150,20 @@ class Action(NamedTuple):
 
 
 class ActionView(Protocol):
-    """Whoever makes something of the actions: the groups of a broker. Rebuilt like every other view."""
+    """A view of the action log: the groups of a broker. Rebuilt like every other view."""
 
     def replay(self, record: Record) -> None:
-        """Take in a record of the log, in order."""
+        """Apply a record of the log, in order."""
 
     def picture(self) -> bytes:
-        """For the checkpoint: everything up to the end of the log as it is now."""
+        """The view's state for the checkpoint: everything up to the current end of the log."""
 
     def is_whole(self, first_base: int) -> bool:
-        """Whether the view lacks nothing, in a log of which only what lies from `first_base` on is left."""
+        """Whether the view lacks nothing, in a log that begins at `first_base`."""
 
     def restore(self, picture: bytes, end: int) -> None:
-        """Begin with a picture of the log up to `end`; `RemoteProtocolError` where the picture cannot be read, and then
-        nothing was taken in."""
+        """Load the state of the log up to `end`. `RemoteProtocolError`: the state cannot be read, and nothing was
+        loaded."""
 
 
 NameStatements: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for each group, a JOIN for each member
@@ -118,8 +193,8 @@ def pack(actions: Iterable[Action]) -> bytes:
 
 
 class ActionHeader(NamedTuple):
-    """An action's fixed part, and where in the body its ranges and its detail are: for readers of many, who have no
-    use for a tuple per range."""
+    """An action's fixed part, and where in the body its ranges and its detail are. For readers of many actions, which
+    need no tuple per range."""
 
     kind: int
     ranges: int
@@ -139,7 +214,7 @@ class ActionHeader(NamedTuple):
 
 
 def walk(body: bytes) -> Iterator[ActionHeader]:
-    """The actions of a record's body, one by one; of any kind."""
+    """The actions of a record's body, one by one, of known and unknown kinds."""
     at = 0
     while at < len(body):
         try:
@@ -172,7 +247,7 @@ def pack_groups(picture: bytes) -> bytes:
 
 
 def unpack_groups(body: bytes) -> bytes:
-    """The picture of the groups that a GROUPS record holds."""
+    """The state of the groups in a GROUPS record."""
     size = _LENGTH.unpack_from(body)[0] if len(body) >= _LENGTH.size else len(body)
     if size > len(body) - _LENGTH.size:
         raise RemoteProtocolError("a picture of the groups cannot be read: it is cut short")
@@ -180,7 +255,7 @@ def unpack_groups(body: bytes) -> bytes:
 
 
 class ActionLog:
-    """Actions in; read back by recovery. Lives on the loop of its store."""
+    """Appends actions; recovery reads them. Lives on the loop of its store."""
 
     def __init__(
         self,
@@ -218,16 +293,17 @@ class ActionLog:
         )
 
     def append(self, actions: Iterable[Action]) -> RecordHeader:
-        """Gather actions as one record; durable once `log.flusher.durable(header.end)` says so."""
+        """Gather actions as one record; durable once `log.flusher.durable(header.end)` returns."""
         gathered = list(actions)
         return self.log.append(RecordKind.ACTIONS, pack(gathered), self._clock.wall_ms(), count=len(gathered))
 
     def state_groups(self, picture: bytes) -> RecordHeader:
-        """Gather a GROUPS record: what all actions before it amount to."""
+        """Gather a GROUPS record: the result of all actions before it."""
         return self.log.append(RecordKind.GROUPS, pack_groups(picture), self._clock.wall_ms())
 
     def _begin_segment(self) -> None:
-        """Too many names are left out: then a reader goes back further. A copy has the master's."""
+        """Open a segment with names. Too many names are left out, and readers go further back. A replica copies its
+        master's."""
         self.take_ballast()
         if self.log.follows:
             return
@@ -236,8 +312,8 @@ class ActionLog:
             self.log.write(RecordKind.NAMES, body, self._clock.wall_ms())
 
     def take_ballast(self) -> None:
-        """Claim room for the rest of the newest segment, which a cut or a power cut may have given up, and for one
-        segment more. Without it the store closes for produce."""
+        """Reserve the rest of the newest segment, which a cut or a power cut may have released, and one segment more.
+        Without that room the store refuses produce."""
         try:
             if self.log.segments:
                 self._disk.reserve(self.log.file(self.log.segments[-1]), self._segment_bytes)
@@ -251,7 +327,7 @@ class ActionLog:
             self.has_ballast = False
 
     def _release_ballast(self) -> bool:
-        """Give the room back for the segment that needs it now; False if there was none."""
+        """Release the ballast for the segment that needs the room now; False if there was none."""
         had, self.has_ballast = self.has_ballast, False
         if had:
             self._disk.remove(BALLAST)

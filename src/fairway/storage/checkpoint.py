@@ -1,9 +1,10 @@
-"""The checkpoint: a picture of the views at a committed position, so that start-up reads only what came after it.
+"""The checkpoint: the views as they were at a committed position, so that a start reads only later records.
 
-A checkpoint is a convenience and a witness. A convenience: without one, everything is rebuilt from the logs. A
-witness: it vouches that the logs were synced up to the ends it names, so damage below them is rot. It never covers
-more than the committed end. The last two are kept; an unreadable one means the one before it, and none at all means a
-full rebuild, never "an empty system"."""
+A checkpoint has two uses. It saves time: without one, a start rebuilds everything from the logs. And it vouches that
+the logs were synced up to the ends that it names, so damage below them is rot. It never covers more than the committed
+end. The last two are kept. If the newest is unreadable, a start uses the one before; without any, it rebuilds the views
+in full, and never takes the system for empty.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import msgspec
 
 from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError, WrongDirectory
+from fairway.runtime.disk import Disk, Part
 from fairway.storage.directory import DirectoryIdentity
-from fairway.world.disk import Disk, Part
 
 DIRECTORY = "checkpoints"
 MAGIC = b"FWYCKP\r\n"
@@ -25,16 +26,16 @@ HEADER_BYTES = _COVERED.size + _CRC.size
 
 
 class LogMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a log is covered."""
+    """How far the checkpoint covers a log."""
 
-    first_base: int  # retention deleted what lies before it
+    first_base: int  # retention deleted everything before it
     end: int
     newest_ms: dict[int, int]  # by segment: append time of its last record
     set_back_ms: dict[int, int] = {}  # of its first record, by segment, where append times go back
 
 
 class RotMark(msgspec.Struct, frozen=True):
-    """A rotten span that is known already."""
+    """A known rotten span."""
 
     log: str
     start: int
@@ -43,7 +44,7 @@ class RotMark(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What start-up needs to know of the past."""
+    """Everything that a start needs to know of earlier records."""
 
     number: int
     messages_id: int
@@ -55,11 +56,11 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     streams: bytes
     rotten: list[RotMark]
     groups: bytes = b""  # the broker's view of the action log, if there is one
-    aging_ms: int = 0  # by which things were old when it was made, where append times are ahead of that; else 0
-    latest_ms: int = 0  # it was no later than that when it was made, where that may be more than a minute later; else 0
-    verifiers: bytes = b""  # of streams that were begun with a secret
-    action_bounds: dict[int, int] = {}  # by action segment: how far the messages reach that it speaks of
-    pictures: list[int] = []  # where the action log states the groups
+    aging_ms: int = 0  # the earliest that the time can have been, where append times are ahead of that; else 0
+    latest_ms: int = 0  # the latest that the time can have been, where that is more than a minute later; else 0
+    verifiers: bytes = b""  # of streams that began with a secret
+    action_bounds: dict[int, int] = {}  # by action segment: how far its actions' messages reach in the message log
+    pictures: list[int] = []  # positions of GROUPS records in the action log
 
 
 def file_name(number: int) -> str:
@@ -67,14 +68,14 @@ def file_name(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """The number that a file's name states, or None where the file is no checkpoint."""
+    """The number in a file's name; None where the file is no checkpoint."""
     stem, dot, suffix = name.rpartition(".")
     is_one = dot + suffix == ".ckpt" and len(stem) == 20 and stem.isascii() and stem.isdigit()
     return int(stem) if is_one else None
 
 
 def numbers(disk: Disk) -> list[int]:
-    """The checkpoints that are there, readable or not, oldest first."""
+    """The numbers of all checkpoints, readable or not, oldest first."""
     return [number for name in disk.listing(DIRECTORY) if (number := number_of(name)) is not None]
 
 
@@ -85,7 +86,7 @@ def pack(checkpoint: Checkpoint) -> list[Part]:
 
 
 def unpack(data: bytes) -> Checkpoint:
-    """`RemoteProtocolError` where it is not to be trusted; `WrongDirectory` where a newer version wrote it."""
+    """`RemoteProtocolError` for an untrustworthy file; `WrongDirectory` where a newer version wrote it."""
     body_bytes, body_crc = _check_header(data)
     body = data[HEADER_BYTES:]
     if len(body) != body_bytes or checksum(body) != body_crc:
@@ -113,20 +114,20 @@ def _check_header(data: bytes) -> tuple[int, int]:
 
 
 def check_version(disk: Disk, number: int) -> None:
-    """`WrongDirectory` where a newer version wrote it; reads the header alone."""
+    """`WrongDirectory` where a newer version wrote the checkpoint; reads only the header."""
     file = disk.open(file_name(number))
     try:
         _check_header(file.read(0, HEADER_BYTES))
     except WrongDirectory as error:
         raise WrongDirectory(f"{file.name}: {error}") from error
     except RemoteProtocolError:
-        pass  # rotten is not newer
+        pass  # damage does not mean a newer version
     finally:
         file.close()
 
 
 def read(disk: Disk, number: int, identity: DirectoryIdentity) -> Checkpoint:
-    """One checkpoint of these logs; `RemoteProtocolError` where it is not to be trusted."""
+    """One checkpoint of these logs; `RemoteProtocolError` where it cannot be trusted."""
     check_version(disk, number)
     file = disk.open(file_name(number))
     try:
@@ -139,7 +140,7 @@ def read(disk: Disk, number: int, identity: DirectoryIdentity) -> Checkpoint:
 
 
 def newest(disk: Disk, identity: DirectoryIdentity) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint of these logs that can be read, and what is wrong with those that are newer."""
+    """The newest readable checkpoint of these logs, and what is wrong with newer ones."""
     unreadable: list[str] = []
     for number in reversed(numbers(disk)):
         try:

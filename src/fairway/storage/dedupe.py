@@ -1,22 +1,24 @@
-"""The dedupe window: what each producer stream has already stored, so that a batch sent twice is stored once.
+"""The dedupe window: what each producer stream has stored already, so that a batch sent twice is stored once.
 
-A stream numbers its messages without gaps. The window keeps, per stream, the next number expected and the last batches
-(range, checksum, receipt). A batch that arrives is judged so:
+A stream numbers its messages without gaps. For each stream the window keeps the next sequence expected, and the last
+batches (range, checksum, receipt). `judge` decides about a batch that arrives:
 
-    begins where the stream is expected to go on               → new: store it
-    same range, same bytes as one in the window                → the original receipt (to be answered when that commits)
-    any other overlap with what was stored                     → SEQUENCE_CONFLICT, with what is stored there (likewise)
-    begins beyond what is expected                             → SEQUENCE_GAP
+    begins at the next sequence expected                       → new: store it
+    same range and same bytes as a batch in the window         → the original receipt, once that batch is committed
+    any other overlap with stored batches                      → SEQUENCE_CONFLICT, with what is stored there (likewise)
+    an older epoch than the stream's, or another subject       → SEQUENCE_CONFLICT (likewise)
+    begins beyond the next sequence expected                   → SEQUENCE_GAP
     stream not in the window, and it does not begin at 0       → UNKNOWN_PRODUCER, never a silent store
-    another secret than the stream was begun with              → FOREIGN_STREAM, and not a word about the stream
+    another secret than the stream was begun with              → FOREIGN_STREAM, without any detail of the stream
 
-A stream that was begun with a secret has a verifier (`batch.secret`). A STREAM record states it in each segment of the
-log, before the first batch of the stream there and once more behind it: so it outlives retention, a lost checkpoint and
-any single rotten record. A stream that was begun without a secret never gets a verifier.
+A stream that began with a secret has a verifier (`batch.identity`). A STREAM record states the verifier in each segment
+of the log, before the first batch of the stream there and again behind it. So the verifier outlives retention, a lost
+checkpoint and any single rotten record. A stream that began without a secret never gets a verifier.
 
-A view: rebuilt from the log, carried by the checkpoint. Bounded per stream, in the number of streams, and in days. More
-batches of a stream may be on their way to the disk than its window holds (a relay sends a thousand at once). So what
-has left the window is not always committed, and what is undone reaches below it: who keeps the log tells where.
+The window is a view: rebuilt from the log, carried by the checkpoint. It is bounded per stream, in memory, in the
+number of streams, and in days of idleness. More batches of a stream may be on their way to the disk than its window
+holds (a relay sends a thousand at once). So a batch that left the window may be uncommitted, and an undo may reach
+below the window; the consume log then tells where the stream goes on (`Firsts`).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import TypeAlias
 import msgspec
 
 from fairway import batch, limits
-from fairway.batch.secret import VERIFIER_BYTES, is_same, verifier_of
+from fairway.batch.identity import VERIFIER_BYTES, is_same, verifier_of
 from fairway.errors import Code, Refused, RemoteProtocolError, StoredRange
 
 # first producer sequence, count, CRC, first sequence, end of the record, append ms, producer epoch
@@ -42,14 +44,14 @@ _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the wind
 _VERIFIER = struct.Struct(f"<QI4x{VERIFIER_BYTES}s")  # producer, subject, verifier: in a checkpoint
 _STATEMENT = struct.Struct(f"<Q{VERIFIER_BYTES}s")  # producer, verifier: the body of a STREAM record
 STATEMENT_BYTES = _STATEMENT.size
-_NOWHERE = -1  # where a verifier is stated that is stated in no segment, as far as this process knows
+_NOWHERE = -1  # no segment states this verifier, as far as this process knows
 
-# By subject and producer: the first of its sequences that the log has at or above some position.
+# By subject and producer: the first producer sequence that the log has at or above some position.
 Firsts: TypeAlias = Callable[[], Mapping[tuple[int, int], int]]
 
 
 class DedupeEntry(msgspec.Struct, frozen=True, gc=False):
-    """A batch that is in the log (or on its way there)."""
+    """A batch that is in the log, or on its way there."""
 
     producer_sequence: int
     count: int
@@ -65,8 +67,8 @@ class DedupeEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceTaken(Refused):
-    """SEQUENCE_CONFLICT: something else is there, or on its way there. It is not to be said before that is committed:
-    if it never is, the place is free again. `stored` is None where the window does not reach back far enough."""
+    """SEQUENCE_CONFLICT: another batch has this place, or is on its way there. Answer only once that batch is
+    committed; if it never is, the place is free again. `stored` is None where the window does not reach back so far."""
 
     def __init__(
         self,
@@ -78,8 +80,8 @@ class PlaceTaken(Refused):
     ) -> None:
         super().__init__(Code.SEQUENCE_CONFLICT, _told(header, sentence), stored=stored)
         self.header = header
-        self.end = end  # of the record that is there
-        self.subject_id = subject_id  # where to look for it in the log; 0: nowhere
+        self.end = end  # of the record that has the place
+        self.subject_id = subject_id  # where the log has that record; 0: nowhere
 
 
 class _Stream:
@@ -92,19 +94,19 @@ class _Stream:
 
     def __init__(self, subject_id: int, old_epoch: int, next_: int, used_ms: int, window: bytearray) -> None:
         self.subject_id = subject_id
-        self.old_epoch = old_epoch  # that of the last batch before the window
+        self.old_epoch = old_epoch  # of the last batch before the window
         self.next = next_
         self.used_ms = used_ms
         self.window = window
-        self.left_end = 0  # where the record ends that left the window last; 0: it is committed
+        self.left_end = 0  # end of the record that left the window last; 0: it is committed
         self.epoch = self.newest_epoch()
         self.verifier: bytes | None = None
-        self.secret: bytes | None = None  # that was found right: the next batch need not be hashed; in memory only
-        self.stated_at = _NOWHERE  # the newest statement
-        self.stated_from = _NOWHERE  # the oldest; 0: below the checkpoint that carried it
+        self.secret: bytes | None = None  # found right before, so that the next batch need not be hashed; never stored
+        self.stated_at = _NOWHERE  # position of the newest statement
+        self.stated_from = _NOWHERE  # position of the oldest; 0: below the checkpoint that carried it
 
     def is_opened_by(self, secret: bytes, producer_id: int) -> bool:
-        """Whether a sender who shows this secret may go on with the stream."""
+        """Whether a sender that shows this secret may continue the stream."""
         if self.verifier is None:
             return True
         if self.secret is not None:
@@ -115,22 +117,22 @@ class _Stream:
         return is_right
 
     def overlapping(self, first: int, end: int) -> list[DedupeEntry]:
-        """The batches of the window that have some of these sequences, in order."""
+        """The batches of the window that hold any of these sequences, in order."""
         found = [each for each in self if each.producer_sequence < end and each.producer_sequence + each.count > first]
         return found[::-1]
 
     def newest_epoch(self) -> int:
-        """That of the newest batch: with a batch that is undone, its epoch is."""
+        """The epoch of the newest batch. The undo of a batch undoes its epoch too."""
         return int.from_bytes(self.window[_EPOCH_AT], "little") if self.window else self.old_epoch
 
     def end_before(self, sequence: int | None) -> int:
-        """Where the record ends that holds the last message before that one, or the last of all. If that has left the
-        window: where it ends at the latest."""
+        """The end of the record that holds the last message before `sequence`, or the last of all. If that record has
+        left the window: an upper bound of its end."""
         ends = (each.end for each in self if sequence is None or each.producer_sequence < sequence)
         return next(ends, self.left_end)
 
     def below(self, position: int, producer_id: int, firsts: Firsts) -> tuple[int, int]:
-        """How many batches of the window end there or before, and where the stream went on then."""
+        """How many batches of the window end at or before `position`, and the stream's next sequence there."""
         batches, next_ = len(self.window) // _STORED.size, self.next
         for stored in self:
             if stored.end <= position:
@@ -139,7 +141,7 @@ class _Stream:
         return 0, firsts().get((self.subject_id, producer_id), next_)
 
     def __iter__(self) -> Iterator[DedupeEntry]:
-        """Newest first: what is sent again is nearly always what was sent last."""
+        """Newest first: a batch that is sent again is nearly always the last one."""
         for at in range(len(self.window) - _STORED.size, -1, -_STORED.size):
             yield DedupeEntry(*_STORED.unpack_from(self.window, at))
 
@@ -151,7 +153,7 @@ class DedupeWindow:
         self._streams: dict[int, _Stream] = {}
         self._window_bytes = 0  # of all windows
         self.bytes_max: int | None = None  # beyond it the least recently used go; None in a replay, which keeps all
-        self.is_gone: Callable[[int], bool] = lambda _: False  # whether a subject was removed: so are its streams
+        self.is_gone: Callable[[int], bool] = lambda _: False  # whether a subject was removed, and its streams with it
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -162,7 +164,7 @@ class DedupeWindow:
         return len(self._streams) * limits.STREAM_BYTES + self._window_bytes * 5 // 4  # a window grows in steps
 
     def judge(self, header: batch.BatchHeader, subject_id: int, secret: bytes = b"") -> DedupeEntry | None:
-        """None: the batch is new. Else the receipt of the original. `Refused` for the other answers."""
+        """None: the batch is new. Otherwise the original's entry. `Refused` for all other answers."""
         stream = self._streams.get(header.producer_id)
         first = header.first_sequence
         if stream is not None and stream.subject_id != subject_id and stream.next and self.is_gone(stream.subject_id):
@@ -179,7 +181,7 @@ class DedupeWindow:
         if first < stream.next:
             for stored in stream:
                 if (stored.producer_sequence, stored.count, stored.crc) == (first, header.count, header.crc):
-                    return stored  # whoever has taken over the stream since
+                    return stored  # even if a newer epoch has taken over the stream since
         if header.producer_epoch < stream.epoch:
             sentence = f"was taken over by epoch {stream.epoch}"
             raise self._taken(stream, header, sentence, stream.end_before(None))
@@ -200,8 +202,8 @@ class DedupeWindow:
     # --- verifiers ---------------------------------------------------------------------------------------------------
 
     def statement(self, producer_id: int, secret: bytes, segment_base: int) -> bytes | None:
-        """The body of the STREAM record that belongs into that segment before the next batch of a stream, which was
-        judged and is new; None: it is there already, or the stream was begun without a secret."""
+        """The body of the STREAM record that the segment needs before the stream's next batch, which was judged new.
+        None: the segment has it, or the stream began without a secret."""
         stream = self._streams.get(producer_id)
         if stream is None:
             return _STATEMENT.pack(producer_id, verifier_of(secret, producer_id)) if secret else None
@@ -210,9 +212,9 @@ class DedupeWindow:
         return _STATEMENT.pack(producer_id, stream.verifier)
 
     def state(self, body: bytes, subject_id: int, position: int) -> None:
-        """A verifier is stated there in the log. Another one than before: the stream was forgotten and begun anew. None
-        before, though there are batches: the record that stated it before them has rotted. A stream without batches
-        takes the subject of the newest statement: the subject of an older one may never have been committed."""
+        """Apply a STREAM record at `position`. Another verifier than before means that the stream was forgotten and
+        begun again. No verifier before, though there are batches, means that the earlier STREAM record has rotted. A
+        stream without batches takes the newest subject: an older one may never have been committed."""
         producer_id, verifier = unpack_statement(body)
         stream = self._streams.get(producer_id)
         is_begun_anew = stream is not None and bool(stream.next) and stream.subject_id != subject_id
@@ -227,7 +229,7 @@ class DedupeWindow:
         stream.stated_from = position if stream.stated_from == _NOWHERE else stream.stated_from
 
     def restate(self, body: bytes) -> None:
-        """A statement that had rotted is there again: what came after it is known already."""
+        """Apply a repaired STREAM record. The window knows all later records already."""
         producer_id, verifier = unpack_statement(body)
         stream = self._streams.get(producer_id)
         if stream is not None and stream.verifier is None:
@@ -244,7 +246,7 @@ class DedupeWindow:
         self._window_bytes -= len(self._streams.pop(producer_id).window)
 
     def _make_room(self) -> None:
-        """Forget the streams that were used least recently, as far as memory is short."""
+        """Forget the least recently used streams, as far as memory is short."""
         bytes_max = self.bytes_max
         while bytes_max is not None and self.held_bytes > bytes_max and len(self._streams) > 1:
             self._drop(next(iter(self._streams)))
@@ -252,10 +254,10 @@ class DedupeWindow:
     # --- growing -----------------------------------------------------------------------------------------------------
 
     def note(self, header: batch.BatchHeader, subject_id: int, first_sequence: int, end: int, appended_ms: int) -> None:
-        """A batch was appended (or is read again from the log): where its record ends, and when."""
+        """A batch was appended, or read again from the log; its record ends at `end`."""
         streams = self._streams
         stream = streams.pop(header.producer_id, None)
-        if stream is None or (stream.next and stream.subject_id != subject_id):  # else it was removed: a new stream
+        if stream is None or (stream.next and stream.subject_id != subject_id):  # the old subject was removed
             if stream is not None:
                 self._window_bytes -= len(stream.window)
             stream = self._add(header.producer_id, _Stream(subject_id, 0, 0, 0, bytearray()))
@@ -279,7 +281,7 @@ class DedupeWindow:
                 self._make_room()
 
     def cut(self, position: int, firsts: Firsts) -> None:
-        """Forget batches whose records end above `position`: they were never committed. `firsts`: of that position."""
+        """Forget batches that end above `position`: they were never committed. `firsts`: for that position."""
         firsts = cache(firsts)
         for producer_id in list(self._streams):
             stream = self._streams[producer_id]
@@ -297,14 +299,14 @@ class DedupeWindow:
         self._window_bytes = sum(len(stream.window) for stream in self._streams.values())
 
     def expire(self, now_ms: int) -> None:
-        """Forget streams that have been idle for too long."""
+        """Forget streams that were idle for too long."""
         for producer_id in list(self._streams):
             if now_ms - self._streams[producer_id].used_ms <= limits.STREAM_IDLE_MS_MAX:
                 break
             self._drop(producer_id)
 
     def pack(self, upto: int, firsts: Firsts) -> bytes:
-        """A picture for the checkpoint, of what lies below position `upto`. `firsts`: of that position."""
+        """The streams for the checkpoint, as of position `upto`. `firsts`: for that position."""
         firsts = cache(firsts)
         parts: list[bytes | bytearray] = []
         for producer_id, stream in self._streams.items():
@@ -315,8 +317,8 @@ class DedupeWindow:
         return b"".join(parts)
 
     def pack_verifiers(self, upto: int, firsts: Firsts) -> bytes:
-        """The verifiers of the streams in that picture, and of those that were stated below position `upto`. A stream
-        that lies above `upto` as a whole is left out: it may be undone, and its subject's id given to another."""
+        """The verifiers of the packed streams, and of those stated below position `upto`. A stream that lies wholly
+        above `upto` is left out: it may be undone, and the id of its subject given to another subject."""
         firsts = cache(firsts)
         parts: list[bytes] = []
         for producer_id, stream in self._streams.items():
@@ -351,7 +353,7 @@ class DedupeWindow:
 
 
 def unpack_statement(body: bytes) -> tuple[int, bytes]:
-    """Producer id and verifier, of a STREAM record's body."""
+    """Producer id and verifier from a STREAM record's body."""
     if len(body) < STATEMENT_BYTES:
         raise RemoteProtocolError("the statement of a stream is cut short")
     producer_id, verifier = _STATEMENT.unpack_from(body)

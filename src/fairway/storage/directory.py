@@ -1,43 +1,63 @@
-"""Whose directory is this? The identity file, written first and read first.
+"""The layout of a data directory, and its identity file, which is written first and read first.
 
-    identity        this directory's id, and the ids of the two logs in it
+    identity        the directory's id, and the ids of its two logs
     lock            held by the process that owns the directory
     messages/       segments of the message log
     actions/        segments of the action log, and the ballast
     index/          the consume log's entries, a file per complete segment
     checkpoints/    the last two
-    aside/          tails that recovery cut off, and the segments of a copy that was begun anew
+    aside/          tails that recovery cut off, and the segments of a copy that was reset
+    retention       how long messages are kept, if anybody or a default chose that
     promise         of a copy: the highest epoch that it serves
-    catching-up     of a copy that is far behind: how far it was synced when it began to catch up
-    wiping          of a copy that is being begun anew: what it is to become
-    installing      the same, of a copy of a delay server that begins with files of its master (`fairway.delay`)
+    catching-up     of a replica that is far behind: how far it was synced when it began to catch up
+    wiping          of a copy that is being reset: what it is to become
+    installing      the same, of a delay server's copy that begins with files of its master (`fairway.delay`)
 
-A directory with files but no identity belongs to another program, and is left alone; unless its segments say that it
-is ours, in which case the identity is made again from them under a new directory id (a damaged copy is not the copy
-that was known). A wiped disk therefore never passes for the one that was there."""
+A directory with files but no identity belongs to another program, and is left alone. The exception is a directory whose
+segments are Fairway's: the identity is then made again from them, under a new directory id, because a damaged copy is
+not the copy that was known. So a wiped disk never passes for the disk that was there.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fairway import limits
 from fairway.batch import checksum
-from fairway.errors import NoSuchFile, RemoteProtocolError, WrongDirectory
+from fairway.errors import NoSuchFile, RemoteProtocolError, StorageFault, WrongDirectory
+from fairway.runtime.disk import Disk
+from fairway.runtime.rng import Rng
 from fairway.storage import action_log, message_log, segment
-from fairway.world.disk import Disk
-from fairway.world.rng import Rng
+
+
+def remove_in_order(disk: Disk, names: Sequence[str], ended: Callable[[StorageFault | None], None]) -> None:
+    """Delete files one after another, off the loop, and call `ended(None)` when all are gone. A crash, or a fault,
+    leaves the later files: an older checkpoint may still name them."""
+    if not names:
+        ended(None)
+        return
+
+    def removed(fault: StorageFault | None) -> None:
+        if fault is not None:
+            ended(fault)
+        else:
+            remove_in_order(disk, names[1:], ended)
+
+    disk.remove_later(names[0], removed)
+
 
 IDENTITY = "identity"
-WIPING = "wiping"  # what a copy that is begun anew is to become
-INSTALLING = "installing"  # the same, where it begins with more than empty logs
-_ID_BITS = 63  # ids travel in control messages too, and many languages have signed numbers only
+WIPING = "wiping"  # what a copy that is being reset is to become
+INSTALLING = "installing"  # the same, for a copy that begins with more than empty logs
+_ID_BITS = 63  # ids travel in control messages too, and many languages have only signed numbers
 MAGIC = b"FWYDIR\r\n"
 VERSION = 1
 _COVERED = struct.Struct("<8sHHHHQQQ20x")  # magic, version, header length, must, may, directory id, two log ids
 _CRC = struct.Struct("<I")
 IDENTITY_BYTES = _COVERED.size + _CRC.size
-# What a first start that was killed leaves behind; `fairway up` keeps delayed messages in the directory `delay` in it.
+# Files that a first start leaves when it is killed; `fairway up` keeps delayed messages in the subdirectory `delay`.
 # A copy's `promise` (fairway.replication) and its `wiping` may be there before anything else is.
 _FIRST_FILES = (IDENTITY, WIPING, "promise")
 _NOT_YET_OURS = frozenset({"lock", "lost+found", "delay", WIPING, "promise", *(f"{name}.tmp" for name in _FIRST_FILES)})
@@ -50,7 +70,7 @@ class DirectoryIdentity(NamedTuple):
 
 
 def identify(disk: Disk) -> DirectoryIdentity | None:
-    """Whose directory it is, touching nothing: None for an empty one, `WrongDirectory` for one that is not ours."""
+    """Whose directory it is, touching nothing: None for an empty one, `WrongDirectory` for a foreign one."""
     try:
         return _read(disk)
     except NoSuchFile:
@@ -73,7 +93,7 @@ def identify(disk: Disk) -> DirectoryIdentity | None:
 def claim(disk: Disk, rng: Rng, adopt: DirectoryIdentity | None = None) -> tuple[DirectoryIdentity, str | None]:
     """The directory's identity, made where there is none; and what was wrong with it, if anything.
 
-    `adopt` has the ids of the logs that a copy is to be made of; its directory id does not count.
+    `adopt` has the ids of the logs that are to be copied; its directory id does not count.
     """
     known = identify(disk)
     if adopt is not None and known is not None and not _is_of(known, adopt):
@@ -81,7 +101,7 @@ def claim(disk: Disk, rng: Rng, adopt: DirectoryIdentity | None = None) -> tuple
             raise _foreign(known, adopt)
         known = DirectoryIdentity(
             known.directory_id, adopt.messages_id, adopt.actions_id
-        )  # nothing was ever written to it
+        )  # nothing was ever written to the logs
         publish(disk, known)
     if known is None:
         made = renewed(adopt or DirectoryIdentity(0, 0, 0), rng)
@@ -96,7 +116,7 @@ def claim(disk: Disk, rng: Rng, adopt: DirectoryIdentity | None = None) -> tuple
 
 
 def _is_of(known: DirectoryIdentity, adopt: DirectoryIdentity) -> bool:
-    """Whether a directory's logs are those that are to be copied; an id of 0 is not known."""
+    """Whether a directory's logs are the logs to be copied; an id of 0 is unknown."""
     pairs = ((known.messages_id, adopt.messages_id), (known.actions_id, adopt.actions_id))
     return all(own in (0, wanted) for own, wanted in pairs)
 
@@ -110,7 +130,7 @@ def _foreign(known: DirectoryIdentity, adopt: DirectoryIdentity) -> WrongDirecto
 
 
 def renewed(logs: DirectoryIdentity, rng: Rng) -> DirectoryIdentity:
-    """The same logs in a directory that is not the one that was known; a log's id of 0 is made too."""
+    """The same logs under a new directory id; a log id of 0 is made too."""
     directory_id = rng.bits(_ID_BITS)
     return DirectoryIdentity(
         directory_id, logs.messages_id or rng.bits(_ID_BITS), logs.actions_id or rng.bits(_ID_BITS)
@@ -118,12 +138,12 @@ def renewed(logs: DirectoryIdentity, rng: Rng) -> DirectoryIdentity:
 
 
 def publish(disk: Disk, identity: DirectoryIdentity) -> None:
-    """Say whose directory it is from now on."""
+    """Write the identity file."""
     disk.publish(IDENTITY, [_pack(identity)])
 
 
 def secure(disk: Disk, name: str) -> None:
-    """Make sure that a published file has its name for good: whoever published it may have been killed too early."""
+    """Sync a published file: whoever published it may have been killed before its name was durable."""
     file = disk.open(name)
     try:
         disk.sync(file, file.size)
@@ -137,7 +157,7 @@ def _pack(identity: DirectoryIdentity) -> bytes:
 
 
 def _read(disk: Disk) -> DirectoryIdentity:
-    """In every version the file begins with magic and version and ends with the CRC of all before it."""
+    """Read the identity. In every version the file begins with magic and version, and ends with a CRC of the rest."""
     file = disk.open(IDENTITY)
     try:
         data = file.read(0, limits.KIB)
@@ -167,7 +187,7 @@ def _segments(disk: Disk) -> list[str]:
 
 
 def _from_segments(disk: Disk) -> DirectoryIdentity:
-    """The log ids that the segments name; the directory id is 0, for it is lost."""
+    """The log ids that the segments name; the directory id is lost, so 0."""
     log_ids = {message_log.DIRECTORY: 0, action_log.DIRECTORY: 0}
     for name in _segments(disk):
         file = disk.open(name)

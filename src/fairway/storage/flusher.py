@@ -1,29 +1,30 @@
-"""Group commit: one sync in flight, everything that arrives meanwhile gathered for the next.
+"""Group commit: the flusher commits one round of appends while the next round gathers.
 
-A *round* is what one commit carries: parts for one file. Rounds are committed in order, one at a time, so the
-committed end only moves forward and never skips. Whoever appended asks `when_durable(position)` and is called when the
-committed end has passed it, or with the reason why it never will.
+A *round* holds the bytes of one commit, all for one file. Rounds are committed in order, one at a time, so the
+committed end moves forward without gaps. A caller that has appended calls `when_durable(position)`. The flusher
+calls back once the committed end has passed the position, or with the reason why it never will.
 
-Three endings of a round:
+A round has three endings:
 
     committed    the committed end moves, the waiters are answered, the next round goes
-    disk full    nothing of the round is on disk; it and all that was gathered behind it are undone (`on_full`), and the
-                 waiters are told that nothing was appended
-    any fault    nobody knows what is on disk: the flusher is poisoned for good, every waiter is told so, and nothing is
-                 ever answered again; a second sync could lie
+    disk full    nothing of the round is on disk. The round and everything gathered behind it are undone (`on_full`),
+                 and the waiters learn that nothing was appended
+    any fault    nobody knows what is on disk, and a second sync could lie. The flusher is poisoned for good: every
+                 waiter gets the fault, and nothing is ever answered again
 
-Two kinds of durability:
+There are two kinds of durability:
 
-    sync         a round is written and synced in one go: committed is synced
-    memory       a round is committed when it is written. Rounds without bytes sync what was written: when `sync` is
-                 called, before another file begins, when too much is unsynced, and behind a round with something in it
-                 that must be synced before it counts (`add(must_sync=True)`). That one is committed with its sync.
+    sync         a round is written and synced in one step: committed is synced
+    memory       a round is committed when it is written. A sync is a round without bytes. A sync is due when `sync` was
+                 called, before another file begins, when too much is unsynced, and behind a round that must be synced
+                 before it counts (`add(must_sync=True)`). That round is committed with its sync. A full disk at a sync
+                 is a fault, because the bytes that it may have dropped were answered long ago.
 
-The synced end is always the truth: only a sync that has succeeded moves it.
+Only a successful sync moves the synced end.
 
-A log with copies is *held* (`hold`): what is written here is committed once it is confirmed there too. The committed
-end is then the lower one of the two ends, and those who wait are parked behind their round until `confirm` lets them
-go, in order.
+A log with replicas is *held* (`hold`): the flusher commits only what the replicas confirm too. The committed end is
+then the lower one of the written end and the confirmed end. Waiters are parked behind their round until `confirm`
+releases them, in order.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk, File, Part
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Disk, File, Part
 
-_ENOUGH_BYTES = 64 * limits.KIB  # a round of this size goes at once
-_LOOKS_MAX = 8  # turns of the loop that a smaller one may grow for, as long as each adds to it
-_GROWTH_NS_MAX = 500_000  # and so long at most: eight turns of a loop that others keep busy took 16 ms (bench/hostile)
+_ENOUGH_BYTES = 64 * limits.KIB  # a round of this size starts at once
+_LOOKS_MAX = 8  # turns of the loop that a smaller round may grow for, as long as each turn adds to it
+_GROWTH_NS_MAX = 500_000  # and the longest growth: eight turns of a busy loop took 16 ms (bench/hostile)
 
 OnDurable: TypeAlias = Callable[[FairwayError | None], None]
 Defer: TypeAlias = Callable[[Callable[[], None]], object]
 
 
 class Durability(enum.Enum):
-    """What an answer promises."""
+    """The promise of an answer about the bytes."""
 
-    SYNC = "sync"  # it survives a power cut
-    MEMORY = "memory"  # it survives the death of the process; a power cut takes what was not yet synced
+    SYNC = "sync"  # they survive a power cut
+    MEMORY = "memory"  # they survive the death of the process; a power cut takes what was not yet synced
 
 
 class SyncObserver(Protocol):
-    """Whoever wants to know how long syncs take."""
+    """Observes how long syncs take."""
 
     def begun(self) -> None: ...
 
@@ -67,13 +68,13 @@ WatchT = TypeVar("WatchT", bound=SyncObserver)
 
 
 class _CommitRound:
-    """The parts of one commit, and who waits for it."""
+    """The parts of one commit, and the callbacks that wait for it."""
 
     __slots__ = ("end", "file", "must_sync", "parts", "start", "syncs", "waiters")
 
     def __init__(self, file: File, start: int, *, syncs: bool) -> None:
         self.syncs = syncs  # this commit ends with a sync of its file
-        self.must_sync = False  # it counts only when a sync has followed
+        self.must_sync = False  # the round counts only after a sync that follows it
         self.file = file
         self.start = start
         self.end = start
@@ -89,8 +90,8 @@ class _CommitRound:
 class Flusher:
     """Commits one log's rounds. Lives on one loop; `defer` is that loop's `call_soon`.
 
-    The start of a round is deferred to the end of the loop's turn, so that all requests that arrived in one turn share
-    one sync instead of the first of them paying for a sync of its own.
+    A round starts at the end of the loop's turn. All requests of one turn then share one sync, and the first of them
+    does not pay for a sync of its own.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Flusher:
         durability: Durability = Durability.SYNC,
     ) -> None:
         self.synced_end = synced_end
-        self.written_end = synced_end  # committed as far as this copy goes
+        self.written_end = synced_end  # committed on this copy, whatever the replicas have
         self.committed_end = synced_end
         self.gathered_end = synced_end
         self.on_synced: Callable[[], None] = _nothing  # the synced end has moved
@@ -125,14 +126,12 @@ class Flusher:
         self._looked_end = synced_end
         self._looks = 0
         self._looks_since_ns = 0
-        self._is_shared = False  # several waited for the last round
-        # held alone:
+        self._is_shared = False  # several callers waited for the last round
+        # For a held log only:
         self._is_held = False
         self._confirmed_end = synced_end
-        self._parked: list[
-            tuple[int, list[OnDurable]]
-        ] = []  # who waits for what is written and not confirmed, in order
-        # memory alone:
+        self._parked: list[tuple[int, list[OnDurable]]] = []  # waiters for written and unconfirmed bytes, in order
+        # For durability `memory` only:
         self._unsynced_file: File | None = None  # has bytes that were written and not synced
         self._held: _CommitRound | None = None  # written, and committed with the sync that follows
         self._wanted_end = synced_end  # somebody wants everything below it synced
@@ -144,16 +143,16 @@ class Flusher:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """What is held in memory; what only waits for copies is on disk."""
+        """Bytes held in memory. Bytes that wait only for replicas are on disk."""
         return self.gathered_end - self.written_end
 
     def watch(self, watch: WatchT) -> WatchT:
-        """Tell it when each sync begins and ends."""
+        """Call `watch` when each sync begins and ends."""
         self._watch = watch
         return watch
 
     def add(self, file: File, part: Part, body: Part = b"", must_sync: bool = False) -> None:
-        """Gather bytes that follow directly on what was gathered before; `body` goes behind `part`."""
+        """Gather bytes that follow directly on the bytes gathered before; `body` goes behind `part`."""
         if self.fault is not None:
             raise self.fault
         gathered = self._gathered
@@ -168,8 +167,8 @@ class Flusher:
         self.gathered_end = last.end = self.gathered_end + len(part) + len(body)
 
     def part(self, file: File, synced_end: int) -> None:
-        """What comes next names a synced end, and may not go into a round that begins below it. For whoever takes in
-        what another wrote: one's own records name one's own synced end, and no open round begins below that."""
+        """Close the open round if it begins below `synced_end`, which the next record names. Only a replica needs this:
+        a master's records name its own synced end, and no open round of its own begins below that."""
         if self._gathered and self._gathered[-1].start < synced_end:
             self._gathered.append(_CommitRound(file, self.gathered_end, syncs=not self._is_lazy))
 
@@ -181,8 +180,8 @@ class Flusher:
     def when_durable(self, position: int, outcome: OnDurable, undos: int | None = None) -> None:
         """Call `outcome(None)` once everything below `position` is committed, at once where it is already.
 
-        After a full disk the same position may hold something else. Whoever asks in a later turn than that of the
-        append says how many undos there had been by then: each undo leaves everything either written or undone.
+        After a full disk the same position may hold another record. A caller in a later turn than the append passes
+        `undos`, the number of undos by the time of the append: each undo leaves a record either written or undone.
         """
         if undos is not None and undos < len(self.undone_from) and position > self.undone_from[undos]:
             outcome(_undone())
@@ -192,14 +191,14 @@ class Flusher:
             outcome(self.fault)
         elif position <= self.written_end:
             self._park(position, [outcome])
-        elif self._gathered and position > self._gathered[-1].start:  # as everybody does who has just appended
+        elif self._gathered and position > self._gathered[-1].start:  # the usual case: the caller has just appended
             invariant(position <= self.gathered_end, "nobody waits for what was not appended")
             self._gathered[-1].waiters.append(outcome)
         else:
             self._round_of(position).waiters.append(outcome)
 
     def when_synced(self, position: int, outcome: OnDurable) -> None:
-        """The same for a sync, whatever the durability: for what speaks of the log elsewhere, such as a checkpoint."""
+        """The same for a sync, whatever the durability: for records that name the log elsewhere, as checkpoints do."""
         if not self._is_lazy and not self._is_held:
             self.when_durable(position, outcome)
         elif position <= self.synced_end:
@@ -212,7 +211,7 @@ class Flusher:
             self._want_sync(position)
 
     def when_settled(self, position: int, outcome: OnDurable) -> None:
-        """The same once it is synced and committed, which for a held log are two things."""
+        """The same once everything below is synced and committed, which for a held log are two things."""
 
         def durable(undone: FairwayError | None) -> None:
             if undone is not None:
@@ -225,16 +224,16 @@ class Flusher:
         else:
             self.when_synced(position, outcome)
 
-    # --- copies ------------------------------------------------------------------------------------------------------
+    # --- replicas ----------------------------------------------------------------------------------------------------
 
     def hold(self, confirmed_end: int) -> None:
-        """From now on nothing above `confirmed_end` is committed unless `confirm` says so. Nobody was answered yet."""
+        """From now on commit nothing above `confirmed_end` before `confirm` allows it. Nobody was answered yet."""
         self._is_held = True
         self._confirmed_end = confirmed_end
         self.committed_end = min(self.written_end, confirmed_end)
 
     def confirm(self, end: int) -> None:
-        """The copies have everything below `end`, which may be more than this one has; it never goes back."""
+        """The replicas have everything below `end`, which may be more than this copy has. It never goes back."""
         if end > self._confirmed_end and self.fault is None:
             self._confirmed_end = end
             self._release()
@@ -244,7 +243,7 @@ class Flusher:
             insort_right(self._parked, (position, waiters), key=_position)
 
     def _release(self) -> None:
-        """Held: commit what is both written and confirmed."""
+        """Commit what is both written and confirmed, on a held log."""
         end = min(self.written_end, self._confirmed_end)
         if end <= self.committed_end:
             return
@@ -257,11 +256,11 @@ class Flusher:
         self._on_progress()
 
     def use_memory(self) -> None:
-        """From now on `memory` is the durability: a copy syncs every round until it leads."""
+        """Switch to durability `memory`. A replica syncs every round until it leads."""
         self._is_lazy = True
 
     def sync(self) -> None:
-        """See to it that what was gathered so far is synced soon."""
+        """Sync soon what was gathered so far."""
         if self._is_lazy and self.fault is None:
             self._want_sync(self.gathered_end)
 
@@ -289,11 +288,11 @@ class Flusher:
         return next(round_ for round_ in self._open_rounds() if position <= round_.end)
 
     def _open_rounds(self) -> list[_CommitRound]:
-        """Those that are not committed, in order."""
+        """The rounds that are not committed, in order."""
         return [*(each for each in (self._held, self._in_flight) if each is not None), *self._gathered]
 
     def start_round(self) -> None:
-        """Start the commit of a lone request that waits for the loop's next turn; a shared one may grow."""
+        """Start the commit of a lone request without waiting for the loop's next turn; a shared round may grow."""
         if self._kicked and not self._is_shared:
             self._kick()
 
@@ -313,9 +312,9 @@ class Flusher:
             self._disk.commit(round_.file, round_.parts, self._finished, sync=round_.syncs)
 
     def _is_gathering(self) -> bool:
-        """Whether the next round is small and every turn of the loop brings more: then let it grow for a few turns, and
-        not for long. A commit costs as much as a few dozen small appends, whatever it carries. Whoever was alone the
-        last time goes at once: on a busy loop, an empty turn of this log would still be 2 ms."""
+        """Whether the next round is small and every turn of the loop adds to it: then it may grow for a few turns. A
+        commit costs as much as a few dozen small appends, whatever it carries. A round after one with a single waiter
+        goes at once: on a busy loop, an empty turn of this log would still take 2 ms."""
         is_small = len(self._gathered) == 1 and self.gathered_end - self._gathered[0].start < _ENOUGH_BYTES
         has_grown = self.gathered_end > self._looked_end
         is_growing = self._is_shared and is_small and has_grown and self._looks < _LOOKS_MAX
@@ -335,8 +334,8 @@ class Flusher:
         return self._gathered.popleft() if self._gathered else None
 
     def _is_sync_due(self, file: File) -> bool:
-        """Whether a sync of what was written comes before the next bytes. Where somebody wants those synced too, they
-        are written first, so that one sync does for all."""
+        """Whether a sync of the written bytes comes before the next bytes. Gathered bytes that somebody wants synced
+        too are written first, so that one sync serves all."""
         if self._held is not None:
             return True
         if not self._gathered:
@@ -349,12 +348,12 @@ class Flusher:
     def _finished(self, fault: StorageFault | None) -> None:
         round_, self._in_flight = self._in_flight, None
         if round_ is None or self.fault is not None:
-            return  # poisoned while this commit was under way: its answer no longer counts
+            return  # poisoned during this commit: its outcome no longer counts
         if round_.syncs and self._watch is not None:
             self._watch.ended()
         if isinstance(fault, DiskFull) and not (self._is_lazy and round_.syncs):
             self._undo(round_, fault)
-        elif fault is not None:  # in memory, a sync without room too: what it may have dropped was answered long ago
+        elif fault is not None:  # `memory`: also a full disk at a sync, whose bytes were answered long ago
             self.poison(fault, round_)
         elif round_.syncs:
             self._synced(round_)
@@ -369,7 +368,7 @@ class Flusher:
         self._commit(round_.end, (held, round_) if held is not None else (round_,))
 
     def _commit(self, end: int, rounds: tuple[_CommitRound, ...]) -> None:
-        """As far as this copy goes, these are committed."""
+        """Commit these rounds, as far as this copy decides."""
         self.written_end = end
         if self._is_held:
             for each in rounds:
@@ -396,7 +395,7 @@ class Flusher:
                 outcome(None)
 
     def _written(self, round_: _CommitRound) -> None:
-        """Memory alone: the bytes are with the kernel."""
+        """Durability `memory`: the kernel has the bytes."""
         self._unsynced_file = round_.file
         if round_.must_sync:
             self._held = round_
@@ -419,7 +418,7 @@ class Flusher:
             outcome(_undone(f" ({fault})"))
 
     def poison(self, fault: StorageFault, round_: _CommitRound | None = None) -> None:
-        """Never answer again: what is on disk is unknown."""
+        """Never answer again, because nobody knows what is on disk."""
         self.fault = self.fault or fault
         undone = [*([round_] if round_ is not None else []), *self._open_rounds()]
         parked, self._parked = self._parked, []
@@ -443,7 +442,7 @@ def _nothing() -> None:
 
 
 def _future() -> tuple[asyncio.Future[None], OnDurable]:
-    """A future, and the outcome that settles it."""
+    """A future, and the callback that settles it."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def settle(outcome: FairwayError | None) -> None:

@@ -1,8 +1,9 @@
 """The index file: the consume log's entries for one segment of the message log, all subjects in one file.
 
-Ten thousand subjects are ten thousand runs in here, not ten thousand files. A 64-byte header and a directory of 48
-bytes per subject are read at start-up; a subject's run of entries is read when somebody wants it, and verified then.
-The file is a view: missing or unreadable, it is made again from its segment."""
+Ten thousand subjects are ten thousand runs in this file, not ten thousand files. A start reads the 64-byte header and
+a directory of 48 bytes per subject. A subject's run of entries is read on demand, and verified then. The file is a
+view: if it is missing or unreadable, it is made again from its segment.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError
-from fairway.world.disk import File, Part
+from fairway.runtime.disk import File, Part
 
 MAGIC = b"FWYIDX\r\n"
 VERSION = 1
@@ -32,7 +33,7 @@ ENTRY_BYTES = ENTRY.size
 
 @dataclass(slots=True)
 class IndexRun:
-    """One subject's entries for one segment. `data` while they are in memory; else they are at `offset` of the file."""
+    """One subject's entries for one segment: in memory as `data`, otherwise at `offset` of the file."""
 
     base: int
     entries: int
@@ -49,7 +50,7 @@ def file_name(base: int) -> str:
 
 
 def run_of(base: int, data: bytes, offset: int = 0) -> IndexRun:
-    """Describe a run of entries that is in memory."""
+    """Describe a run of entries in memory."""
     first = ENTRY.unpack_from(data, 0)
     last = ENTRY.unpack_from(data, len(data) - ENTRY_BYTES)
     return IndexRun(base, len(data) // ENTRY_BYTES, first[0], last[0] + last[1], last[4], offset, checksum(data), data)
@@ -58,7 +59,7 @@ def run_of(base: int, data: bytes, offset: int = 0) -> IndexRun:
 def pack(
     log_id: int, base: int, covered_end: int, entries: Mapping[int, bytes]
 ) -> tuple[list[Part], dict[int, IndexRun]]:
-    """The parts of an index file for `entries` by subject, and the runs in it."""
+    """The parts of an index file for `entries` by subject, and its runs."""
     runs: dict[int, IndexRun] = {}
     directory: list[bytes] = []
     offset = HEADER_BYTES + len(entries) * _RUN.size
@@ -76,7 +77,7 @@ def pack(
 
 
 def read_directory(file: File, log_id: int, base: int) -> tuple[int, dict[int, IndexRun]]:
-    """(covered end, runs by subject) of an index file; `RemoteProtocolError` where it is not to be trusted."""
+    """(covered end, runs by subject) of an index file; `RemoteProtocolError` where it cannot be trusted."""
     header = file.read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES:
         raise RemoteProtocolError("the index is cut short")
@@ -119,5 +120,5 @@ def read_runs(file: File, runs: Mapping[int, IndexRun]) -> dict[int, bytes]:
 
 
 def is_sound(run: IndexRun, data: bytes) -> bool:
-    """Whether these are the run's entries."""
+    """Whether these bytes are the run's entries."""
     return len(data) == run.entries * ENTRY_BYTES and checksum(data) == run.crc

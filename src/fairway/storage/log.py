@@ -1,8 +1,20 @@
-"""A log: a chain of segments that only grows at its end.
+"""The segmented log: a chain of segments that only grows at its end, and the clock that dates its records.
 
-The message log and the action log are both this. A log knows bytes, positions and records; what they mean is the
-business of its owner, which is told when a new segment begins (`on_roll`: to restate there what readers of later
-segments need) and when a full disk undid an append (`on_cut`: to roll its views back)."""
+`LogClock` gives each record its append time, and says what is old. Append times never decrease within a segment. They
+go back where a segment begins, once the log is known to be ahead of the clock:
+
+    the clock was ahead for less than an hour   a minute after it was put right: ages never followed it
+    the clock was ahead for longer              an hour after it was put right: ages had followed it
+    the clock is set back wrongly               not at all within an hour: append times stand still
+
+A message before such a segment was stored no later than the segment began, whatever its append time says. Its
+*effective time* is the earlier of the two times. Effective times never decrease. Look-up by time and retention use
+effective times.
+
+`Log` is the base of the message log and the action log. A log knows bytes, positions and records; its owner knows their
+meaning. The log calls its owner in two cases: `on_roll` when a segment begins, so that the owner repeats there what
+readers of later segments need; `on_cut` when a full disk undid an append, so that the owner rolls its views back.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +24,111 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeAlias
 
 from fairway import limits
 from fairway.batch import checksum
 from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
+from fairway.runtime.clock import AGE_HOLD_MS, HOLD_MS, Clock, Timekeeper
+from fairway.runtime.disk import Disk, File, Part, ReadCompletion
 from fairway.storage import record, segment
 from fairway.storage.flusher import Defer, Durability, Flusher
-from fairway.storage.log_time import AHEAD_MS, IsAhead
 from fairway.storage.record import BadRecord, Record, RecordHeader, RecordKind
 from fairway.storage.segment import Segment
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk, File, Part, ReadCompletion
+
+IsAhead: TypeAlias = Callable[[int, int], bool]  # `LogClock.is_ahead`
+AHEAD_MS = 60_000  # append times that are ahead by less stand still until the clock has caught up
+
+
+class LogClock:
+    """The clock of a log: dates appended records, as a `Clock`, and says what is old.
+
+    Two times bound the true time where nobody knows when the log was written last. Things are old by the earlier bound.
+    Append times are ahead if they exceed the later bound. Both bounds follow the clock after an hour.
+    """
+
+    def __init__(self, clock: Clock, newest_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+        """`newest_ms`: the last append time of the log. `aging_ms` and `latest_ms`: the earliest and the latest time
+        that it can have been when the previous process wrote them down."""
+        self._clock = clock
+        self._begin(max(clock.wall_ms(), newest_ms), aging_ms, latest_ms)
+
+    def _begin(self, dating_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+        self._dating = Timekeeper(self._clock, holds_back=True, since_ms=dating_ms)
+        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=aging_ms)
+        self._latest = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=latest_ms)
+
+    def take_over(self, newest_ms: int, written_ms: int) -> None:
+        """Continue a log that another process dated until now, by the clock of its machine. `written_ms`: the last time
+        that it wrote down. Where the two clocks differ, either may be wrong."""
+        self._begin(max(self._dating.now_ms(), newest_ms), *self._bounds(written_ms))
+
+    def _bounds(self, written_ms: int | None = None) -> tuple[int, int]:
+        """The earliest and the latest time that it can be now, by this clock and by the other process's last time. Both
+        timekeepers are read together, so that both see the same jumps."""
+        aging_ms, latest_ms = self._aging.now_ms(), self._latest.now_ms()
+        return (aging_ms, latest_ms) if written_ms is None else (min(aging_ms, written_ms), max(latest_ms, written_ms))
+
+    def wall_ms(self) -> int:
+        """The append time of now. A clock jump that is put right within a minute leaves no trace in it."""
+        return self._dating.now_ms()
+
+    def monotonic_ns(self) -> int:
+        return self._clock.monotonic_ns()
+
+    def aging_ms(self) -> int:
+        """The time by which things are too old to be kept. A clock that jumps ahead makes nothing old for an hour."""
+        return min(self._bounds()[0], self._clock.wall_ms())
+
+    def ages_from_ms(self) -> int:
+        """The time from which a thing ages that begins to age now. A clock that is set back makes nothing old either,
+        if it is put right within an hour."""
+        return max(self._bounds()[0], self._clock.wall_ms())
+
+    def is_ahead(self, appended_ms: int, now_ms: int) -> bool:
+        """Whether `appended_ms` is known to come from a clock that was ahead, and `now_ms` is not known to come from a
+        clock that is behind."""
+        latest_ms = self._bounds()[1]
+        return latest_ms + AHEAD_MS < appended_ms and latest_ms - AHEAD_MS <= now_ms
+
+    def vouched_ms(self, segments: Sequence[Segment], written_ms: int | None = None) -> tuple[int, int]:
+        """The bounds that a checkpoint records: the earliest and the latest time. The first is 0 where the append times
+        give the same, the second where both agree. `written_ms`: another process dates the log, as for `take_over`."""
+        aging_ms, latest_ms = self._bounds(written_ms)
+        newest_ms = max((each.newest_ms for each in segments), default=0)
+        is_apart = latest_ms - aging_ms > HOLD_MS
+        return aging_ms if newest_ms - aging_ms > HOLD_MS else 0, latest_ms if is_apart else 0
+
+
+def effective_ms(segments: Sequence[Segment]) -> list[int]:
+    """The effective time of the last record of each segment."""
+    times: list[int] = []
+    bound_ms: int | None = None
+    for each in reversed(segments):
+        times.append(each.newest_ms if bound_ms is None else min(each.newest_ms, bound_ms))
+        if each.set_back_ms:
+            bound_ms = each.set_back_ms if bound_ms is None else min(each.set_back_ms, bound_ms)
+    return times[::-1]
+
+
+def begin_at(segments: Sequence[Segment], time_ms: int) -> int:
+    """The position below which every effective time is before `time_ms`. From there on, no append time before `time_ms`
+    follows one at or after it."""
+    return max((each.base for each in segments if 0 < each.set_back_ms < time_ms), default=0)
+
+
+def segment_at(segments: Sequence[Segment], time_ms: int) -> Segment | None:
+    """The segment of the first record whose effective time is at or after `time_ms`; None: there is none yet."""
+    begin = begin_at(segments, time_ms)
+    return next((each for each in segments if each.base >= begin and each.newest_ms >= time_ms), None)
+
 
 _RECORD_BYTES_MAX = record.HEADER_BYTES + record.BODY_BYTES_MAX
 
 
 @dataclass(slots=True)
 class LogState:
-    """What recovery found of a log: enough to go on writing it."""
+    """The state in which recovery leaves a log: enough to continue it."""
 
     log_id: int
     segments: list[Segment] = field(default_factory=list)
@@ -39,7 +138,7 @@ class LogState:
 
 
 class Damaged(FairwayError):
-    """A record that was intact once no longer is. No fault of the store: it goes on without that record."""
+    """A record that was intact once is damaged. The store goes on without that record."""
 
     def __init__(self, position: int, why: str) -> None:
         super().__init__(f"the record at position {position} is damaged ({why}): `fairway verify` shows how much is")
@@ -72,7 +171,7 @@ class Log:
         self.segments = state.segments
         self.end = state.end
         self.epoch = state.epoch
-        self.newest_ms = state.newest_ms  # append time of the last record: within a segment they never decrease
+        self.newest_ms = state.newest_ms  # append time of the last record
         self.flusher = Flusher(
             disk, clock, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
         )
@@ -84,28 +183,29 @@ class Log:
         self._release_ballast = release_ballast
         self._is_ahead = is_ahead
         self._files: OrderedDict[int, File] = OrderedDict()
-        self._must_roll = False  # the newest segment was complete once, and its owner may have sealed it
-        self._easy_end = -1  # what ends here or before needs no roll and no epoch first; `_make_way` has the cases
+        self._must_roll = False  # an undo went back to a segment that its owner may have sealed
+        self._easy_end = -1  # a record that ends here or before needs no roll and no epoch first (`_make_way`)
         self._epoch_before = state.epoch
         self._epoch_end: int | None = 0  # where the record that opened this epoch ends; None: a full disk undid it
-        self.follows = False  # another writes this log, and here is a copy
+        self.follows = False  # this log is a replica's: its master writes it
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     @property
     def committed_end(self) -> int:
-        """Nothing at or above this position is shown to anybody."""
+        """Nobody sees anything at or above this position."""
         return self.flusher.committed_end
 
     @property
     def synced_end(self) -> int:
-        """Everything below this position survives a power cut; the committed end, unless durability is `memory`."""
+        """Everything below this position survives a power cut. It equals the committed end, unless durability is
+        `memory` or the log is held."""
         return self.flusher.synced_end
 
     @property
     def committed_epoch(self) -> int:
-        """The epoch of the log at its committed end, or an earlier one where a held log was opened with several; the
-        record that opens one is synced before it counts."""
+        """The epoch of the log at its committed end; an earlier one where a held log was opened with several epochs.
+        The record that opens an epoch is synced before it counts."""
         is_committed = self._epoch_end is not None and self._epoch_end <= self.committed_end
         return self.epoch if is_committed else self._epoch_before
 
@@ -120,14 +220,14 @@ class Log:
         must_sync: bool = False,
         crc: int = -1,
     ) -> RecordHeader:
-        """Gather one record; it is durable once `flusher.durable(header.end)` says so. `must_sync`: synced by then,
-        whatever the durability. `crc`: of the body; -1: not known."""
+        """Gather one record; it is durable once `flusher.durable(header.end)` returns. `must_sync`: by then it is
+        synced, whatever the durability. `crc`: of the body; -1: unknown."""
         self.make_room(record.HEADER_BYTES + len(body), now_ms)
         return self.write(kind, body, now_ms, subject_id, first_sequence, count, must_sync, crc)
 
     def make_room(self, size: int, now_ms: int) -> None:
-        """See to it that the newest segment takes records of that many bytes together, for `write`. `Refused`: none is
-        to be written."""
+        """Make sure that the newest segment takes records of `size` bytes together, for `write`. After `Refused` the
+        caller writes none of them."""
         flusher = self.flusher
         is_behind = flusher.gathered_end - flusher.written_end > limits.UNSYNCED_BYTES_MAX
         is_late = now_ms < self.newest_ms - AHEAD_MS
@@ -145,7 +245,7 @@ class Log:
         must_sync: bool = False,
         crc: int = -1,
     ) -> RecordHeader:
-        """Gather one record in the newest segment, whatever its size: for what belongs to the record that follows."""
+        """Gather one record in the newest segment, whatever its size: for records that belong to another one."""
         body_bytes = len(body)
         invariant(not body_bytes % record.ALIGNMENT, "a body is padded")
         position, flusher, newest = self.end, self.flusher, self.segments[-1]
@@ -173,8 +273,8 @@ class Log:
         )
 
     def open_epoch(self, epoch: int, now_ms: int) -> None:
-        """Begin an epoch: a record of its own, so that two histories can be told apart where they part. On a full disk
-        it has to wait for the first append that finds room: what is there can be read meanwhile."""
+        """Begin an epoch with a record of its own, which shows where two histories part. On a full disk the record
+        waits for the first append that finds room; the log stays readable meanwhile."""
         invariant(epoch > self.epoch, "an epoch is greater than the one before it")
         self._epoch_before = self.committed_epoch
         self.epoch = epoch
@@ -182,7 +282,7 @@ class Log:
             self._write_epoch(now_ms)
 
     def _write_epoch(self, now_ms: int) -> None:
-        self._epoch_end = self.end  # not None, so that this append does not come here again
+        self._epoch_end = self.end  # not None, so that `append` does not call this method again
         try:
             self._epoch_end = self.append(RecordKind.EPOCH, b"", now_ms, must_sync=True).end
         except FairwayError:
@@ -191,18 +291,18 @@ class Log:
             raise
 
     def hold(self, confirmed_end: int, epoch: int) -> None:
-        """Commit nothing above `confirmed_end`, where the epoch was at least this one, before copies have it too."""
+        """Commit nothing above `confirmed_end` until the replicas have it too. The epoch there is `epoch` or later."""
         self._epoch_before = min(self._epoch_before, epoch)
         if self._epoch_end is not None:
             self._epoch_end = max(self._epoch_end, self.end)
         self.flusher.hold(confirmed_end)
 
     def take(self, records: Sequence[RecordHeader], data: bytes, header_bytes: int, *, merged: bool) -> None:
-        """Gather what another wrote, which was found to fit: records side by side, behind the header of a new segment
-        where there is one. `Refused` if there is no room for that segment: then nothing was taken.
+        """Gather what the master wrote, after it was checked: records side by side, behind the header of a new segment
+        where there is one. `Refused`: there is no room for that segment, and nothing was taken.
 
-        A record goes into a round that begins below the synced end which it names only if that is `merged`: there,
-        damage below such a name would pass for rot.
+        Only where `merged` does a record join a round that begins below the synced end which it names. Otherwise
+        recovery would misread a torn write as bit rot.
         """
         if self.flusher.fault is not None:
             raise self.flusher.fault
@@ -224,7 +324,7 @@ class Log:
             newest.newest_ms = self.newest_ms = max(header.appended_ms, self.newest_ms)
 
     def roll(self) -> None:
-        """Begin a new segment where the log ends."""
+        """Begin a new segment at the end of the log."""
         self._begin_segment(segment.pack_header(self.log_id, self.end, self.epoch))
 
     def _begin_segment(self, header: bytes) -> None:
@@ -239,7 +339,7 @@ class Log:
         self._must_roll = False
         self._on_roll()
         if is_set_back:
-            newest.set_back_ms = newest.newest_ms  # of the record that opens the segment, if there is one
+            newest.set_back_ms = newest.newest_ms  # of the record that `_on_roll` wrote, if there is one
 
     def _new_file(self, base: int) -> File:
         name = segment.file_name(self.directory, base)
@@ -259,18 +359,18 @@ class Log:
         return file
 
     def _make_way(self, size: int, now_ms: int) -> None:
-        """See to it that the newest segment takes the next record of `size` bytes; `Refused` if none can."""
+        """Make sure that the newest segment takes the next record of `size` bytes; `Refused` if none can."""
         self._admit(size)
         if self._epoch_end is None:
             self._write_epoch(now_ms)
-        self.follow_clock(now_ms)  # first: a segment that is full is no reason to date one more record ahead
+        self.follow_clock(now_ms)  # before a full segment rolls, or the next segment would be dated ahead too
         if self._is_full(size):
             self.roll()
         self._easy_end = self.segments[-1].base + self._segment_bytes
 
     def follow_clock(self, now_ms: int) -> None:
-        """Where append times are known to be ahead, begin a segment in which they follow the clock again. Without room
-        for it they stand still."""
+        """Begin a segment whose append times follow the clock again, where they are known to be ahead. Without room for
+        a segment, append times stand still."""
         if now_ms >= self.newest_ms - AHEAD_MS or self.follows or not self.segments or self.flusher.fault is not None:
             return
         if not self._is_ahead(self.newest_ms, now_ms):
@@ -297,12 +397,12 @@ class Log:
             return True
         newest = self.segments[-1]
         if self.end != newest.end:
-            return True  # the log goes on behind a part of it that is missing
+            return True  # the log continues behind a part of it that is missing
         used = self.end - newest.base
         return used + size > self._segment_bytes and used > segment.HEADER_BYTES
 
     def _undo(self, position: int) -> None:
-        """A full disk undid everything from `position` on."""
+        """Take back everything from `position` on: a full disk undid it."""
         while self.segments and self.segments[-1].base >= position:
             self._forget(self.segments.pop())
             self._must_roll = True
@@ -329,12 +429,12 @@ class Log:
         return self.segments[index]
 
     def file(self, of: Segment) -> File:
-        """The segment's open file. A bounded number is kept open; the newest ones are always among them."""
+        """The segment's open file. A bounded number of files stays open, the newest ones among them."""
         file = self._files.get(of.base)
         if file is None:
             file = self._files[of.base] = self._disk.open(segment.file_name(self.directory, of.base))
             self._close_surplus()
-        if of is not self.segments[-1]:  # which stays open anyway
+        if of is not self.segments[-1]:  # the newest stays open anyway
             self._files.move_to_end(of.base)
         return file
 
@@ -345,29 +445,29 @@ class Log:
             self._files.pop(base).close()
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of one segment, as they are."""
+        """Bytes of one segment, unverified."""
         of = self.segment_at(position)
         return self.file(of).read(position - of.base, size)
 
     def read_cached(self, position: int, size: int) -> bytes | None:
-        """The same, as far as memory holds it: all, a prefix, or None."""
+        """The same bytes as far as memory holds them: all, a prefix, or None."""
         of = self.segment_at(position)
         return self.file(of).read_cached(position - of.base, size)
 
     def read_recent(self, position: int, size: int) -> bytes | None:
-        """The same for what was written just now: where nobody can tell, it is taken to be in memory."""
+        """The same for bytes written just now: where the disk cannot tell, they count as being in memory."""
         of = self.segment_at(position)
         file, at = self.file(of), position - of.base
         data = file.read_cached(at, size)
         return file.read(at, size) if data is None and file.is_blind else data
 
     def fetch(self, position: int, size: int, done: ReadCompletion) -> None:
-        """The same, off the loop."""
+        """Read the same bytes off the loop."""
         of = self.segment_at(position)
         self._disk.fetch(self.file(of), position - of.base, size, done)
 
     def record_at(self, position: int, size: int) -> Record:
-        """One record, verified. `size` is its whole length, as the consume log has it."""
+        """One record, verified. `size`: of the whole record, from the consume log."""
         return self.parse(self.read(position, size), 0, position)
 
     def first_appended_ms(self, of: Segment) -> int | None:
@@ -390,8 +490,8 @@ class Log:
         return Record(header, body)
 
     def mend(self, base: int, position: int, data: bytes, newest_ms: int) -> Segment:
-        """Write over what has rotted, in the segment with that base, which is made where there is none. `newest_ms`:
-        the append time of the last record in these bytes; 0: there is none."""
+        """Write over rotten bytes in the segment with that base; create the segment where it is gone. `newest_ms`: the
+        append time of the last record in `data`; 0: there is none."""
         of = next((each for each in self.segments if each.base == base), None)
         file = (
             self.file(of) if of is not None else self._disk.open(segment.file_name(self.directory, base), create=True)
@@ -405,13 +505,13 @@ class Log:
         if of is self.segments[-1]:
             self.newest_ms = max(self.newest_ms, of.newest_ms)
         for earlier, later in pairwise(self.segments):
-            if of is earlier or of is later:  # the times at both ends of the segment may be others than before
+            if of is earlier or of is later:  # the times at both ends of the segment may have changed
                 first_ms = self.first_appended_ms(later) or later.set_back_ms or later.newest_ms
                 later.set_back_ms = first_ms if first_ms < earlier.newest_ms else 0
         return of
 
     def drop(self, base: int) -> None:
-        """Delete the oldest segment; retention has decided, and a checkpoint already says so."""
+        """Take the oldest segment off the log. Its file stays until the store has written a checkpoint without it."""
         invariant(len(self.segments) > 1 and self.segments[0].base == base, "only the oldest segment is dropped")
         doomed = self.segments.pop(0)
         file = self._files.pop(doomed.base, None)

@@ -1,13 +1,18 @@
-"""The message log: every batch of every subject, in the order of arrival, and the views that make it useful.
+"""The message log: every batch of every subject, in the order of arrival, and the views built from it.
 
-`append` assigns the sequence and answers with a receipt at once; the receipt counts when `flusher.durable(receipt.end)`
-has returned. From here a message goes to `consume_log`, where it is found once it is committed.
+`Views` holds what a restart can rebuild from the log: subjects, consume log, dedupe window. A restart passes each
+record once, in order, to `Views.apply`. An append makes the same calls for its own records. A repair (`mended`) applies
+old records late, so it changes only what the views still lack.
+
+`MessageLog.append` assigns sequences and returns a receipt at once. The receipt counts once
+`flusher.durable(receipt.end)` has returned. Readers then find the batch through the consume log.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -16,38 +21,122 @@ import msgspec
 from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, StoredRange, invariant
 from fairway.names import Subject
-from fairway.storage import index_file, log_time, record
-from fairway.storage.consume_log import ConsumeLogEntry
-from fairway.storage.dedupe import STATEMENT_BYTES, DedupeEntry, PlaceTaken
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Disk, Part
+from fairway.storage import index_file, log, record, segment
+from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
+from fairway.storage.dedupe import STATEMENT_BYTES, DedupeEntry, DedupeWindow, PlaceTaken
 from fairway.storage.flusher import Defer, Durability
-from fairway.storage.log import Damaged, Log, LogState
-from fairway.storage.log_time import IsAhead
-from fairway.storage.record import BadRecord, Record, RecordHeader, RecordKind
-from fairway.storage.segment import Segment
-from fairway.storage.subjects import SubjectState
-from fairway.storage.views import Views, packed_entry
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Part
+from fairway.storage.index_file import ENTRY
+from fairway.storage.log import Damaged, IsAhead, Log, LogState
+from fairway.storage.record import HEADER_BYTES, BadRecord, Record, RecordHeader, RecordKind
+from fairway.storage.segment import Damage, Segment, SegmentScan
+from fairway.storage.subjects import SubjectState, SubjectTable
+
+
+class Views:
+    """The views: everything that can be rebuilt from the message log."""
+
+    def __init__(self, subjects: SubjectTable, entries: ConsumeLog, dedupe: DedupeWindow) -> None:
+        self.subjects = subjects
+        self.entries = entries
+        self.dedupe = dedupe
+        dedupe.is_gone = lambda subject_id: subject_id not in subjects
+
+    def apply(self, record: Record) -> None:
+        """Apply one record of the log."""
+        header = record.header
+        if header.kind == RecordKind.DATA:
+            self.note_batch(header, batch.peek(record.body))
+        elif header.kind == RecordKind.SUBJECT:
+            self.subjects.restate(record.body, header.position)
+        elif header.kind == RecordKind.STREAM:
+            self.dedupe.state(record.body, header.subject_id, header.position)
+        elif header.kind == RecordKind.REMOVED:
+            self.subjects.take_removal(record.body, header.end)
+
+    def note_batch(self, header: RecordHeader, of: batch.BatchHeader) -> None:
+        """Apply a DATA record whose batch header is parsed already."""
+        subject_id, first_sequence = header.subject_id, header.first_sequence
+        self.entries.append_packed(subject_id, packed_entry(header, of))
+        subject = self.subjects.advance(subject_id, first_sequence + header.count)
+        if subject.is_deduped:
+            self.dedupe.note(of, subject_id, first_sequence, header.end, header.appended_ms)
+
+    def note_rot(self, damage: Damage) -> None:
+        self.subjects.skip_lost(damage)
+
+    def settle(self, settled_end: int) -> list[SubjectState]:
+        """Forget the subjects whose removal can no longer be undone, with their entries; return them."""
+        gone = self.subjects.settle(settled_end)
+        for each in gone:
+            self.entries.drop(each.id)
+        return gone
+
+    def drop_unknown(self) -> None:
+        """Drop the entries of removed subjects: an index file has entries of every batch in its segment."""
+        self.entries.keep_only(self.subjects)
+
+    def cut(self, position: int) -> None:
+        """Undo everything from `position` on: nothing there was ever committed."""
+        self.subjects.cut(position)
+        self.dedupe.cut(position, partial(self.entries.first_places_from, position))
+        for subject_id, first_sequence in self.entries.first_sequences_from(position).items():
+            if subject_id in self.subjects:
+                self.subjects.rewind(subject_id, first_sequence)
+        self.entries.cut(position)
+
+
+def packed_entry(header: RecordHeader, of: batch.BatchHeader) -> bytes:
+    """The packed consume log entry of a DATA record, without a `ConsumeLogEntry` in between."""
+    return ENTRY.pack(
+        header.first_sequence,
+        header.count,
+        HEADER_BYTES + header.body_bytes,
+        header.position,
+        header.appended_ms,
+        of.tag_filter,
+        of.producer_id,
+        of.first_sequence,
+        0,
+    )
+
+
+def entries_of_segment(disk: Disk, directory: str, log_id: int, base: int) -> dict[int, bytes]:
+    """The consume log's entries for one segment, read from the segment itself."""
+    entries: dict[int, bytearray] = {}
+    file = disk.open(segment.file_name(directory, base))
+    try:
+        damage = segment.check_segment_header(file, base, log_id)
+        start = base + segment.HEADER_BYTES if damage is None else damage.end
+        for found in SegmentScan(file, base, start, log_id):
+            if isinstance(found, Record) and found.header.kind == RecordKind.DATA:
+                entry = packed_entry(found.header, batch.peek(found.body))
+                entries.setdefault(found.header.subject_id, bytearray()).extend(entry)
+    finally:
+        file.close()
+    return {subject_id: bytes(data) for subject_id, data in entries.items()}
+
 
 DIRECTORY = "messages"
 _SIZE = attrgetter("size")
 _STATED_BYTES = 3 * record.HEADER_BYTES + 2 * STATEMENT_BYTES  # a batch's header, and its stream stated twice
-_REMOVAL_MS = 100  # for a sender to wait: a removal takes one sync, and a round trip where there are copies
-_FULL_MS = 60_000  # subjects that nobody uses go within the hour, others when somebody removes them
+_REMOVAL_MS = 100  # for a sender to wait: a removal takes one sync, and a round trip to the replicas
+_FULL_MS = 60_000  # unused subjects go within the hour, others when somebody removes them
 _AWAITED = Refused(
     Code.BUSY, "a message has rotted here, and is being fetched from another copy: ask again", retry_after_ms=100
 )
 
 
 class AppendReceipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a batch is. It is durable once the flusher has passed `end`."""
+    """Where a batch is stored. The batch is durable once the flusher has passed `end`."""
 
     subject_id: int
     first_sequence: int
     count: int
     end: int
     appended_ms: int
-    undos: int  # of the log when it was given out: tells it from a later one that ends in the same place
+    undos: int  # of the log when the receipt was made: tells it from a later receipt with the same end
     is_duplicate: bool = False
 
 
@@ -55,14 +144,14 @@ OnTaken: TypeAlias = Callable[[FairwayError | None, AppendReceipt | PlaceTaken],
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
-    """A batch read back: its entry in the consume log, and its bytes."""
+    """A batch as read: its entry in the consume log, and its bytes."""
 
     entry: ConsumeLogEntry
     data: bytes
 
 
 class MessageLog:
-    """Batches in, batches out. Lives on the loop of its store."""
+    """Stores and reads batches. Lives on the loop of its store."""
 
     def __init__(
         self,
@@ -95,18 +184,18 @@ class MessageLog:
             durability=durability,
             is_ahead=is_ahead,
         )
-        self.subjects_max = limits.SUBJECTS_MAX  # as many as there is memory for, if that is less
+        self.subjects_max = limits.SUBJECTS_MAX  # fewer where memory is short
         self._is_lazy = durability is Durability.MEMORY
         self._disk = disk
         self._clock = clock
         self._report_damage = on_damage
         self._damaged: set[int] = set()  # positions of records that can no longer be read
-        self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may bring what was lost there
-        self.on_removed: Callable[[list[SubjectState]], None] = lambda _: None  # these subjects are gone for good
+        self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may send the record lost there
+        self.on_removed: Callable[[list[SubjectState]], None] = lambda _: None  # these subjects are removed for good
         self._unsealed = [each for each in state.segments if each.base >= unsealed_from]
 
     def bound(self, subjects_max: int, streams_bytes_max: int) -> None:
-        """From now on no more than that; what is there stays, but for streams beyond their bound as others come."""
+        """Set the bounds. Existing subjects stay; streams beyond the bound go as others arrive."""
         self.subjects_max = min(subjects_max, limits.SUBJECTS_MAX)
         self.views.dedupe.bytes_max = streams_bytes_max
 
@@ -115,8 +204,8 @@ class MessageLog:
     def append(
         self, subject: Subject, data: Part, header: batch.BatchHeader, secret: bytes = b"", crc: int = -1
     ) -> AppendReceipt:
-        """Store a batch that `batch.check` has passed; `Refused` means that nothing was appended. `secret`: what the
-        sender shows of its stream. `crc`: of the whole batch; -1: not known."""
+        """Store a batch that `batch.check` has passed; after `Refused` nothing was appended. `secret`: of the stream,
+        from the sender. `crc`: of the whole batch; -1: unknown."""
         state = self.views.subjects.find(subject)
         if state is not None and state.is_shut:
             raise _shut(state)
@@ -126,7 +215,7 @@ class MessageLog:
         return self._append(subject, state, data, header, secret, crc)
 
     def append_own(self, subject: Subject, data: bytes, header: batch.BatchHeader) -> AppendReceipt:
-        """Store a batch of the broker's own making: what it repeats is its own business, and gaps mean nothing."""
+        """Store a batch of the broker's own making. The dedupe window does not judge it."""
         invariant(subject.is_internal, "the broker's own batches go to subjects of its own")
         return self._append(subject, self.views.subjects.find(subject), data, header)
 
@@ -162,8 +251,8 @@ class MessageLog:
         return self._receipt(known.id, written, written.end, is_duplicate=False)
 
     def resolve(self, taken: PlaceTaken) -> AppendReceipt | PlaceTaken:
-        """What stands in the places of a batch that was refused, all of it committed by now: the receipt of the same
-        batch, which had left the dedupe window; or the conflict, which says what is there as far as the log tells."""
+        """Compare a refused batch with the committed records in its place. Return the receipt of the same batch, which
+        had left the dedupe window; else the conflict, with what the log has there as far as that can be read."""
         header = taken.header
         if taken.stored is not None or not taken.subject_id:
             return taken
@@ -179,7 +268,7 @@ class MessageLog:
         return taken
 
     def _stored_range(self, entry: ConsumeLogEntry) -> StoredRange | None:
-        """By the headers of record and batch; None: they cannot be read, or the entry does not fit them."""
+        """The producer's range, from the batch header; None: unreadable, or the entry contradicts the headers."""
         try:
             data = self.log.read(entry.position, record.HEADER_BYTES + batch.HEADER_BYTES)
             there = record.parse_header(data, 0, entry.position, self.log.log_id)
@@ -198,7 +287,7 @@ class MessageLog:
         return AppendReceipt(subject_id, of.first_sequence, of.count, end, of.appended_ms, undos, is_duplicate)
 
     def ensure(self, subject: Subject) -> SubjectState:
-        """The subject, introduced where it is new."""
+        """Return the subject; introduce it where it is new."""
         known = self.views.subjects.find(subject)
         if known is not None and known.removed_end is not None:
             raise _shut(known)
@@ -219,27 +308,26 @@ class MessageLog:
         return state
 
     def remove(self, states: Sequence[SubjectState]) -> RecordHeader:
-        """Write down that these subjects are removed, all or none of them. They leave at once, and are gone when the
-        record is settled (`settle_removals`)."""
+        """Write down that all of these subjects are removed. They are shut at once, and gone when the record is settled
+        (`settle_removals`)."""
         invariant(bool(states) and all(each.removed_end is None for each in states), "a subject is removed once")
         body = self.views.subjects.pack_removal(states)
         now_ms, size = self._clock.wall_ms(), record.HEADER_BYTES + len(body)
         self.log.make_room(2 * size, now_ms)
         written = self.log.write(RecordKind.REMOVED, body, now_ms, must_sync=True)
         self.views.subjects.take_removal(body, written.end)
-        return self.log.write(
-            RecordKind.REMOVED, body, now_ms, must_sync=True
-        )  # no single flipped bit undoes a removal
+        # The second record keeps a single flipped bit from undoing the removal.
+        return self.log.write(RecordKind.REMOVED, body, now_ms, must_sync=True)
 
     def settle_removals(self) -> None:
-        """Let go of the subjects whose removal can no longer be undone."""
+        """Forget the subjects whose removal can no longer be undone."""
         gone = self.views.settle(self.settled_end)
         if gone:
             self.on_removed(gone)
 
     def _raise_ceiling(self, state: SubjectState) -> None:
-        """Durability `memory`: say, synced, that the next sequences may be in use. A power cut may take messages that
-        consumers have seen; their sequences are skipped, never given to others (ADR 0007)."""
+        """Durability `memory`: record, synced, that the next sequences may be in use. A power cut may take messages
+        that consumers have seen. Their sequences are skipped, never given to other messages (ADR 0007)."""
         before, state.ceiling = state.ceiling, state.next_sequence + limits.SEQUENCES_AHEAD
         try:
             body = self.views.subjects.pack_one(state)
@@ -249,20 +337,20 @@ class MessageLog:
             raise
 
     def _state_name(self, state: SubjectState) -> None:
-        """Once more behind the first batch: no single flipped bit hides a subject's messages from those who know it by
-        name."""
+        """Repeat the name behind the first batch: otherwise a single flipped bit could hide a subject's messages from
+        readers who know the name."""
         body = self.views.subjects.pack_one(state)
         self.log.write(RecordKind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
 
     def _state_stream(self, statement: bytes, subject_id: int, now_ms: int) -> None:
-        """In front of the first batch of a stream in a segment, and once more behind it: no single flipped bit makes a
-        stream one that anybody may go on with."""
+        """Write the verifier before the first batch of a stream in a segment, and again behind it: otherwise a single
+        flipped bit could open the stream to any sender."""
         written = self.log.write(RecordKind.STREAM, statement, now_ms, subject_id=subject_id)
         self.views.dedupe.state(statement, subject_id, written.position)
 
     def _restate_subjects(self) -> None:
         self._unsealed.append(self.log.segments[-1])
-        if len(self.views.subjects) and not self.log.follows:  # a copy has the master's
+        if len(self.views.subjects) and not self.log.follows:  # a replica has its master's records
             self.log.write(RecordKind.SUBJECT, self.views.subjects.pack(), self._clock.wall_ms())
 
     def _cut(self, position: int) -> None:
@@ -272,27 +360,27 @@ class MessageLog:
 
     @property
     def sealed_end(self) -> int:
-        """Every segment that ends here or before has its index, or is about to."""
+        """Every segment that ends here or before has its index file, or is about to."""
         return self._unsealed[0].base if self._unsealed else self.log.end
 
     def open_segment(self, end: int) -> Segment | None:
-        """The segment in which the log's part below `end` ends, if it is the first that is not sealed: the entries of
-        those before it are not in memory."""
+        """The segment that holds the last byte below `end`, if it is the first unsealed one. Entries of earlier
+        segments are not in memory."""
         first = self._unsealed[0] if self._unsealed else None
         return first if first is not None and first.base < end <= first.end else None
 
     @property
     def settled_end(self) -> int:
-        """Everything below is synced and committed: there, nothing is ever undone."""
+        """Everything below is synced and committed, and is never undone."""
         return min(self.log.synced_end, self.log.committed_end)
 
     def seal_complete_segments(self, on_fault: Callable[[StorageFault], None]) -> None:
-        """Write the index of each segment that is complete and settled."""
+        """Write the index file of each segment that is complete and settled."""
         while len(self._unsealed) > 1 and self._unsealed[0].end <= self.settled_end:
             self._seal(self._unsealed.pop(0), on_fault)
 
     def use_memory(self) -> None:
-        """From now on `memory` is the durability."""
+        """Switch to durability `memory`."""
         self._is_lazy = True
         self.log.flusher.use_memory()
 
@@ -308,7 +396,7 @@ class MessageLog:
         self._disk.publish_later(index_file.file_name(complete.base), parts, done)
 
     def check_mended(self, records: Iterable[Record]) -> None:
-        """`RemoteProtocolError` where the consume log knows other batches by these sequences, or in these places."""
+        """Raise `RemoteProtocolError` where the consume log has other batches at these sequences or positions."""
         for found in records:
             header = found.header
             if header.kind != RecordKind.DATA:
@@ -321,8 +409,8 @@ class MessageLog:
                 raise RemoteProtocolError(f"another batch than the one that was lost came for {header.position}")
 
     def mended(self, of: Segment, records: Iterable[Record], on_fault: Callable[[StorageFault], None]) -> None:
-        """Take in what was lost: batches, names of subjects, verifiers of streams. What came after it is known
-        already."""
+        """Apply repaired records: batches, names of subjects, verifiers of streams, removals. The views know all later
+        records already."""
         entries: dict[int, bytearray] = {}
         for found in records:
             header = found.header
@@ -352,16 +440,16 @@ class MessageLog:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, subject_id: int, sequence: int, *, messages_max: int, bytes_max: int) -> list[StoredBatch]:
-        """Whole committed batches from `sequence` on, at least one if there is any; damaged ones are only reported."""
+        """Whole committed batches from `sequence` on, at least one if there is any. Damaged ones are only reported."""
         while True:
             stretches = self._choose(subject_id, sequence, messages_max, bytes_max)
             found = [stored for stretch in stretches for stored in self._read_stretch(subject_id, stretch)]
             if found or not stretches:
                 return found
-            sequence = stretches[-1][-1].end_sequence  # all of them are damaged: the reader must not stop here for ever
+            sequence = stretches[-1][-1].end_sequence  # all are damaged: the reader goes on behind them
 
     def readable(self, subject_id: int, sequence: int) -> Iterator[ConsumeLogEntry]:
-        """Where the committed batches from `sequence` on lie, but for those that were found damaged."""
+        """Entries of the committed batches from `sequence` on, without those found damaged."""
         for entry in self.views.entries.entries(subject_id, sequence, self.log.committed_end):
             if entry.position not in self._damaged:
                 yield entry
@@ -373,42 +461,42 @@ class MessageLog:
     def read_entries(
         self, subject_id: int, entries: Iterable[ConsumeLogEntry], read: Callable[[int, int], bytes] | None = None
     ) -> list[StoredBatch]:
-        """These batches; damaged ones are left out, reported, and `readable` no more.
+        """Read these batches. Damaged ones are left out and reported, and `readable` skips them from then on.
 
-        `read` gives a stretch of the log by position and size, where the caller has it; else the device is waited for.
+        `read` returns a stretch of the log by position and size. Without it, the read waits for the device.
         """
         stretches = side_by_side(entries)
         return [stored for stretch in stretches for stored in self._read_stretch(subject_id, stretch, read)]
 
     def first_sequence(self, subject_id: int) -> int:
-        """The oldest sequence that is still stored; the end, if nothing is."""
+        """The oldest sequence that is still stored; the end sequence, if nothing is."""
         first = self.views.entries.first_sequence(subject_id)
         return self.end_sequence(subject_id) if first is None else min(first, self.end_sequence(subject_id))
 
     def end_sequence(self, subject_id: int) -> int:
-        """The sequence behind the last committed message."""
+        """The sequence after the last committed message."""
         uncommitted = self.views.entries.first_sequence_from(subject_id, self.log.committed_end)
         return self.next_sequence(subject_id) if uncommitted is None else uncommitted
 
     def next_sequence(self, subject_id: int) -> int:
-        """The sequence that the next message gets; 0 for a subject that was removed a moment ago."""
+        """The sequence of the next message; 0 for a subject that was removed a moment ago."""
         subjects = self.views.subjects
         return subjects.by_id(subject_id).next_sequence if subject_id in subjects else 0
 
     def sequence_at(self, subject_id: int, time_ms: int) -> int | None:
-        """The first sequence whose effective time (`log_time`) is at or after a time; None if there is none yet."""
-        above = log_time.begin_at(self.log.segments, time_ms)
+        """The first sequence whose effective time (`log`) is at or after `time_ms`; None if there is none yet."""
+        above = log.begin_at(self.log.segments, time_ms)
         return self.views.entries.sequence_at(subject_id, time_ms, self.log.committed_end, above)
 
     def _choose(self, subject_id: int, sequence: int, messages_max: int, bytes_max: int) -> list[list[ConsumeLogEntry]]:
-        """Within the bounds, but at least one; those that lie side by side in the log together."""
+        """The entries within the bounds, at least one, grouped into stretches without gaps."""
         below = self.log.committed_end
         return side_by_side(
             self.views.entries.some(subject_id, sequence, below, messages_max=messages_max, bytes_max=bytes_max)
         )
 
     def _on_damage(self, found: Iterable[Damaged]) -> None:
-        """Report them. `Refused` where another copy may bring one of them: to step over it would lose it to a group."""
+        """Report damage. `Refused` where another copy may send a lost record: a reader that skips it loses messages."""
         is_awaited = False
         for damaged in found:
             self._report_damage(damaged)
@@ -422,7 +510,7 @@ class MessageLog:
     def _read_stretch(
         self, subject_id: int, stretch: list[ConsumeLogEntry], read: Callable[[int, int], bytes] | None = None
     ) -> list[StoredBatch]:
-        """Entries that lie side by side, with one read."""
+        """Read entries that lie side by side, with one read."""
         start = stretch[0].position
         found: list[StoredBatch] = []
         try:
@@ -444,7 +532,7 @@ class MessageLog:
         return found
 
     def _read_again(self, subject_id: int, entry: ConsumeLogEntry) -> bytes | None:
-        """What was fetched may be older than a repair of it, and a device may err once."""
+        """Read a record from the log again: fetched bytes may be older than a repair, and a device may err once."""
         try:
             data = self.log.read(entry.position, entry.size)
         except Damaged:
@@ -474,7 +562,7 @@ def _full(subjects_max: int) -> Refused:
 
 
 def side_by_side(entries: Iterable[ConsumeLogEntry]) -> list[list[ConsumeLogEntry]]:
-    """The entries, in the order of the log, in stretches without gaps: one read each."""
+    """Group the entries, in the order of the log, into stretches without gaps: one read each."""
     entries = list(entries)
     if entries and entries[-1].position + entries[-1].size - entries[0].position == sum(map(_SIZE, entries)):
         return [entries]

@@ -1,12 +1,13 @@
-"""The log record: one frame of a message log or an action log, 80 bytes of header and a body.
+"""The log record: one frame of a message log or an action log, with a header of 80 bytes and a body.
 
-The header names the log it belongs to and its own position in it, so that a record found in the wrong place is never
-taken for a right one, and it carries *the synced end known when it was written*. That last field is what lets recovery
-tell a torn tail from rot: whatever lies below a synced end that a valid record names was once safely on disk, so damage
-there is the disk's doing; whatever lies above may simply never have arrived.
+The header names the record's log and its own position, so that a record in the wrong place is never taken for the right
+one. It also carries the *synced end* at the time of writing. With that field recovery tells a torn tail from rot.
+Everything below a synced end that a valid record names was once safely on disk, so the disk damaged it. Bytes above it
+may never have arrived.
 
-The header's CRC-32C covers the header, the body's CRC among it; the body's CRC covers the body with its padding.
-There is no bit in a record that no checksum covers."""
+The header's CRC-32C covers the header, including the body's CRC. The body's CRC covers the body with its padding. So a
+checksum covers every bit of a record.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +34,16 @@ _WHOLE = struct.Struct(_COVERED.format + "I")
 HEADER_BYTES = _WHOLE.size
 _PREFIX = struct.Struct("<4sBBHHHIQ")  # the same up to the log id: equal in all batches of a subject
 _MAY_FLAGS_AT = 10
-_BRIEF = struct.Struct(f"<{_PREFIX.size}sQ16xQ12xIII")  # and what a reader of batches looks at besides
+_BRIEF = struct.Struct(f"<{_PREFIX.size}sQ16xQ12xIII")  # the prefix, and what else a reader of batches looks at
 BODY_BYTES_MAX = limits.BATCH_RAW_BYTES_MAX + limits.MIB  # a batch that zstd could not shrink, and its header
 
 _NO_MUST_FLAGS = 0
 
 
 class RecordKind(enum.IntEnum):
-    """What a record holds. The message log has the first three, STREAM and REMOVED; the action log has EPOCH, ACTIONS,
-    NAMES and GROUPS. A delay server's action log has DISPATCH in their place, its buckets SCHEDULE and CATALOGUE."""
+    """The contents of a record. The message log has the first three, STREAM and REMOVED. The action log has EPOCH,
+    ACTIONS, NAMES and GROUPS. A delay server's action log has DISPATCH in place of the last three, its buckets have
+    SCHEDULE and CATALOGUE."""
 
     DATA = 1
     EPOCH = 2
@@ -91,12 +93,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class BadRecord(Exception):
-    """The bytes at a position are not the record that belongs there; `why` is one word of recovery's table."""
+    """The bytes at a position are not the right record; `why` is a word of recovery's table, or a finer one."""
 
     def __init__(self, why: str, header: RecordHeader | None = None) -> None:
         super().__init__(why)
         self.why = why
-        self.header = header  # set where the header is sound and only the body is damaged
+        self.header = header  # None unless the header is sound and only the body is damaged
 
 
 def pack_header(header: RecordHeader, log_id: int) -> bytes:
@@ -117,7 +119,7 @@ def pack(
     body_bytes: int,
     body_crc: int,
 ) -> bytes:
-    """The same from its fields."""
+    """The 80 bytes of a header, from its fields."""
     covered = _COVERED.pack(
         MAGIC, VERSION, kind, HEADER_BYTES, _NO_MUST_FLAGS, 0, subject_id, log_id, position, synced_end, epoch,
         first_sequence, appended_ms, count, body_bytes, body_crc,
@@ -126,7 +128,7 @@ def pack(
 
 
 def parse_header(data: bytes, offset: int, position: int, log_id: int) -> RecordHeader:
-    """The header at `offset` of `data`, which must be the one that belongs at `position` of log `log_id`."""
+    """The header at `offset` of `data`; `BadRecord` if it does not belong at `position` of log `log_id`."""
     if len(data) - offset < HEADER_BYTES:
         raise BadRecord("cut short")
     (
@@ -135,7 +137,7 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Record
     ) = _WHOLE.unpack_from(data, offset)  # fmt: skip
     if magic != MAGIC or crc != checksum(data[offset : offset + _COVERED.size]):
         raise BadRecord("unreadable header")
-    if own_log != log_id or own_position != position:  # before the version: a payload may hold the likeness of any
+    if own_log != log_id or own_position != position:  # before the version: a payload may look like any header
         raise BadRecord("misplaced")
     if version != VERSION or must_flags != _NO_MUST_FLAGS or header_bytes != HEADER_BYTES or kind not in _KINDS:
         raise WrongDirectory(
@@ -149,7 +151,7 @@ def parse_header(data: bytes, offset: int, position: int, log_id: int) -> Record
 
 
 class RecordLocation(Protocol):
-    """Where a batch is said to be: an entry of the consume log."""
+    """Where a batch should be: an entry of the consume log."""
 
     @property
     def position(self) -> int: ...
@@ -161,11 +163,11 @@ class RecordLocation(Protocol):
 def batches(
     data: bytes, start: int, places: Iterable[RecordLocation], log_id: int, subject_id: int
 ) -> list[bytes | None]:
-    """The bodies of the DATA records at these places, verified; `start` is the position of data[0]. None for one that
-    is not just what belongs there.
+    """The verified bodies of the DATA records at these places; `start` is the position of data[0]. None for any record
+    that is not exactly right.
 
-    A shorter way to yes, for readers of many: a third of the time of `parse_header` and `check_body` (bench/storage),
-    which have the words for what is wrong.
+    A fast path for readers of many records: it takes a third of the time of `parse_header` and `check_body`
+    (bench/storage). Those two say what is wrong.
     """
     bodies: list[bytes | None] = []
     found, unpack, checksum_of, head_bytes = bodies.append, _BRIEF.unpack_from, checksum_of_bytes, _COVERED.size
@@ -195,7 +197,7 @@ def batches(
 
 
 def _is_like(prefix: bytes, expected: bytes) -> bool:
-    """Equal but for flags that may be ignored."""
+    """Equal but for flags that a reader may ignore."""
     return (
         prefix[:_MAY_FLAGS_AT] + prefix[_MAY_FLAGS_AT + 2 :] == expected[:_MAY_FLAGS_AT] + expected[_MAY_FLAGS_AT + 2 :]
     )
@@ -213,15 +215,15 @@ def check_body(header: RecordHeader, body: bytes) -> None:
 
 
 def padded(body: bytes) -> bytes:
-    """The body, filled with zeros to the alignment. What is inside must know its own end."""
+    """The body, filled with zeros to the alignment. The contents must know their own end."""
     return body + bytes(-len(body) % ALIGNMENT)
 
 
 def find_header(data: bytes, offset: int, position: int, log_id: int) -> int | None:
-    """Where, from `offset` on, the next record of this log begins; `position` is that of data[0]. None if nowhere.
+    """The offset of the next record of this log, from `offset` on; None if there is none. data[0] is at `position`.
 
-    Payloads may hold anything, a magic too; the log's random id, the record's own position and the CRC tell a record
-    from its likeness.
+    A payload may hold anything, even a magic. The log's random id, the record's own position and the CRC tell a record
+    from a look-alike.
     """
     at = data.find(MAGIC, offset)
     while at >= 0:

@@ -1,7 +1,7 @@
-"""Recovery: what to do about a log that a crash, a bad disk or a careless hand left behind.
+"""Recovery: how a start repairs a log that a crash, a bad disk or a careless hand left behind.
 
-Let S be the *synced end*: the highest one that any valid record names, or that a checkpoint vouches for. Everything
-below S was once safely on disk. The table, for what is found at a position where a record should begin:
+Let S be the *synced end*: the highest end that any valid record names, or that a checkpoint vouches for. Everything
+below S was once safely on disk. The table says what recovery does at a position where a record should begin:
 
     found                                             below S                         at or above S
     ------------------------------------------------  ------------------------------  --------------------------------
@@ -12,20 +12,20 @@ below S was once safely on disk. The table, for what is found at a position wher
     missing    the file, or its end, is not there     ROTTEN (nothing to quarantine)  the log ends here
     stale      epoch lower than the record before     ROTTEN                          TORN
     misplaced  valid, but of another log or place     ROTTEN                          TORN
-    newer      a format version we do not know        refuse to open, touch nothing   refuse to open, touch nothing
+    newer      an unknown format version              refuse to open, touch nothing   refuse to open, touch nothing
 
-A cut is kept aside before it is made (`aside/`), a rotten span stays where it is: nothing is deleted. A crash cannot
-damage what lies below S, so ROTTEN is always news for an operator. A crash can leave holes above S in any order, so a
-valid record behind a hole proves nothing: its predecessors were never confirmed, and neither was it.
+Recovery deletes no damage: it copies a torn tail to `aside/` before it cuts, and leaves a rotten span where it is. A
+crash cannot damage anything below S, so ROTTEN is always news for an operator. A crash can leave holes above S in any
+order. So a valid record behind a hole proves nothing: neither its predecessors nor the record itself was confirmed.
 
-Each step can be repeated: killed anywhere, recovery starts over and arrives at the same log. For that, S must not sink
-when the records that name it are cut: where rot lies below a cut, S is written down first (`<S>.synced`). And what is
-served must be as safe as what was answered: a killed process leaves bytes that only the page cache has, so the tail
-above S is synced before anybody sees it.
+Each step can be repeated: after a kill at any point, recovery starts over and arrives at the same log. For that, S must
+not sink when the cut removes records that name it. So where rot lies below a cut, recovery first writes S down
+(`<S>.synced`). Recovery also syncs the tail above S before anybody reads it, because a killed process may leave bytes
+only in the page cache.
 
-On a copy the records are its master's, and so are the ends that they name. They are true here too, because a copy
-writes no record before it has synced what that record names; unless it is catching up (`catching_up`), when its own
-word counts alone.
+A replica holds its master's records, and so its master's synced ends. They are true on the replica too, because it
+writes no record before it has synced what the record names. A replica that is catching up breaks this rule; then only
+its own file counts (`catch_up`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
 from fairway.batch import checksum
-from fairway.storage import scan, segment
+from fairway.runtime.disk import Disk, File
+from fairway.storage import segment
 from fairway.storage.log import LogState
 from fairway.storage.record import Record
-from fairway.storage.scan import MISSING, STALE, Damage, SegmentScan
-from fairway.storage.segment import Segment
-from fairway.world.disk import Disk, File
+from fairway.storage.segment import MISSING, STALE, Damage, Segment, SegmentScan
 
 ASIDE = "aside"
 _WITNESS = ".synced"
@@ -51,11 +50,11 @@ _WITNESS = ".synced"
 class DamageVerdict(enum.Enum):
     ROTTEN = "rotten"
     TORN = "torn"
-    PARTED = "parted"  # a copy's own history, cut back to its master's (`cutting`)
+    PARTED = "parted"  # a copy's own history, cut back to its master's (`truncation`)
 
 
 def witness_name(directory: str, synced_end: int) -> str:
-    """The file that says, by its name, how far a log was synced."""
+    """The file whose name records how far a log was synced."""
     return f"{directory}/{synced_end:020d}{_WITNESS}"
 
 
@@ -66,12 +65,12 @@ class Finding:
     log: str
     verdict: DamageVerdict
     damage: Damage
-    aside: str | None = None  # the file that a cut was kept in
+    aside: str | None = None  # the file that keeps the cut bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The table above, applied to all damage of a log."""
+    """The result of the table above for all damage of a log."""
 
     synced_end: int
     damages: list[Damage]  # as found, in order
@@ -81,7 +80,7 @@ class Judgement:
 
 
 def judge(synced_end: int, damages: list[Damage]) -> Judgement:
-    """Torn is not rotten: the synced end decides."""
+    """Separate rotten from torn damage by the synced end."""
     rotten = [
         Damage(each.start, min(each.end, synced_end), each.why, each.header)
         for each in damages
@@ -99,14 +98,14 @@ def _is_stale(found: Record | Damage) -> bool:
 
 @dataclass(slots=True)
 class LogWalk:
-    """Looks at one log and changes nothing. Recovery acts on what it sees, `survey` reports it."""
+    """Reads one log and changes nothing. Recovery acts on the result, `survey` reports it."""
 
     disk: Disk
     directory: str
     log_id: int
     first_base: int = 0  # retention has deleted everything before it
     vouched_end: int = 0  # the checkpoint's committed end
-    believed_end: int | None = None  # a copy that is catching up: up to here names of synced ends are true
+    believed_end: int | None = None  # a replica is catching up: records may name synced ends only up to here
     sizes: dict[int, int] = field(default_factory=dict)  # by base, empty files left out
     at: int = 0  # the base of the segment that is being read
 
@@ -118,7 +117,7 @@ class LogWalk:
         self.sizes = {}
         for base in self.bases():
             with self.open(base) as file:
-                if file.size:  # an empty file is a segment that was never born, or one whose bytes are missing
+                if file.size:  # an empty file is a segment that was never begun, or one whose bytes are missing
                     self.sizes[base] = file.size
 
     @contextmanager
@@ -130,8 +129,8 @@ class LogWalk:
             file.close()
 
     def look(self, start: int, epoch: int, take: Callable[[Record], None]) -> Judgement:
-        """Read everything from `start` on. Records before the first damage are handed over on the way; those behind it
-        must wait for the judgement: see `behind`."""
+        """Read everything from `start` on. Pass records before the first damage to `take` at once. Later records wait
+        for the judgement: see `behind`."""
         self.vouched_end = synced_end = max(self.vouched_end, self.believed_end or 0, *self.witnessed())
         damages: list[Damage] = []
         for found in self.walk(start, epoch):
@@ -144,7 +143,7 @@ class LogWalk:
         return judge(synced_end, damages)
 
     def witnessed(self) -> list[int]:
-        """Synced ends that an earlier recovery wrote down; 0 among them."""
+        """Synced ends that an earlier recovery wrote down; 0 is among them."""
         names = (name for name in self.disk.listing(self.directory) if name.endswith(_WITNESS))
         return [0, *(int(stem) for name in names if (stem := name.removesuffix(_WITNESS)).isdigit())]
 
@@ -158,7 +157,7 @@ class LogWalk:
             if judgement.cut_at is not None and begin >= judgement.cut_at:
                 break
             if isinstance(found, Damage) and judgement.cut_at is not None:
-                yield replace(found, end=min(found.end, judgement.cut_at))  # as the next start will see it
+                yield replace(found, end=min(found.end, judgement.cut_at))  # as the next start will find it
             else:
                 yield found
 
@@ -183,17 +182,17 @@ class LogWalk:
             yield Damage(position, self.vouched_end, MISSING)
 
     def _reach(self, start: int) -> int:
-        """Where reading begins: at `start`, or earlier if the log ends before it."""
+        """Where reading begins: at `start`, or earlier if the log ends before that."""
         below = [base for base in self.sizes if base <= start]
         return min(start, below[-1] + self.sizes[below[-1]]) if below else self.first_base
 
     def _walk_segment(self, base: int, start: int, epoch: int, limit: int | None) -> Iterator[Record | Damage]:
         self.at = base
-        measured_end = base + self.sizes[base]  # a living owner appends meanwhile: both passes must see the same
+        measured_end = base + self.sizes[base]  # an owner may append meanwhile: both passes must see the same bytes
         limit = measured_end if limit is None else min(limit, measured_end)
         with self.open(base) as file:
             if start == base:
-                damage = scan.check_segment_header(file, base, self.log_id)
+                damage = segment.check_segment_header(file, base, self.log_id)
                 if damage is not None:
                     yield damage
                 start = base + segment.HEADER_BYTES if damage is None else damage.end
@@ -202,22 +201,22 @@ class LogWalk:
 
 @dataclass(slots=True)
 class LogRecovery(LogWalk):
-    """How to recover one log: where to look, what is vouched for, and who wants the records."""
+    """Recovers one log: reads it, applies its records, cuts its torn tail."""
 
-    start: int = 0  # records before it are in the checkpoint's views already
+    start: int = 0  # the checkpoint's views have all records before it
     epoch: int = 0
     newest_ms: dict[int, int] = field(default_factory=dict)  # by segment: append time of its last record
-    first_ms: dict[int, int] = field(default_factory=dict)  # of its first one, where it was read or is a step back
+    first_ms: dict[int, int] = field(default_factory=dict)  # append time of its first, where known or a step back
     apply: Callable[[Record], None] = lambda _: None
     on_rot: Callable[[Damage], None] = lambda _: None
     findings: list[Finding] = field(default_factory=list)
 
     def run(self) -> LogState:
-        """Carry out the table above, and say what is left to go on with."""
+        """Apply the table; return what is left of the log."""
         return self.settle(self.examine())
 
     def examine(self) -> Judgement:
-        """Look, and hand over all that is to be served. The log itself is not touched."""
+        """Read the log and apply all records to serve. The log itself is not changed."""
         self.measure()
         self._check_chain()
         judgement = self.look(self.start, self.epoch, self._take)
@@ -231,7 +230,7 @@ class LogRecovery(LogWalk):
         return judgement
 
     def settle(self, judgement: Judgement) -> LogState:
-        """Act on it: cut what is torn, sync what is not known to be, and say what is left to go on with."""
+        """Cut the torn tail, sync the unsynced part, return what is left of the log."""
         if judgement.cut_at is not None:
             if judgement.rotten:
                 self.disk.publish(witness_name(self.directory, judgement.synced_end), [])
@@ -244,7 +243,7 @@ class LogRecovery(LogWalk):
         return state
 
     def _check_chain(self) -> None:
-        """Segments that the checkpoint covers are not read, but each must end where the next begins."""
+        """Check that each segment that the checkpoint covers ends where the next begins. They are not read."""
         position = self.first_base
         for base, size in self.sizes.items():
             if base > self.start:
@@ -267,7 +266,7 @@ class LogRecovery(LogWalk):
         self.findings += self.cut(cut_at, why, DamageVerdict.TORN)
 
     def cut(self, cut_at: int, why: str, verdict: DamageVerdict) -> list[Finding]:
-        """Keep everything from `cut_at` on aside, then take it off the log; the last segment first."""
+        """Copy everything from `cut_at` on to `aside/`, then truncate; the last segment first."""
         findings: list[Finding] = []
         for base, size in reversed(self.sizes.items()):
             offset = max(cut_at - base, 0)
@@ -281,14 +280,14 @@ class LogRecovery(LogWalk):
         return findings
 
     def _keep_aside(self, position: int, tail: bytes) -> str:
-        """The name says where it was and what it is: the same cut made twice is one file, another cut is another."""
+        """The name gives position and checksum: the same cut made twice is one file, another cut is another."""
         name = f"{ASIDE}/{self.directory}-{position:020d}-{checksum(tail):08x}.cut"
         self.disk.publish(name, [tail])
         return name
 
     def _state(self, synced_end: int) -> LogState:
-        """The segments that are left. One at the log's end that holds no record is removed: it will be begun again, and
-        then opens with what every segment opens with."""
+        """The segments that are left. Empty ones at the log's end are removed: they begin again later, and then open
+        with what every segment opens with."""
         self.measure()
         while self.sizes and (last := max(self.sizes)) >= synced_end and self.sizes[last] <= segment.HEADER_BYTES:
             del self.sizes[last]
@@ -305,7 +304,7 @@ class LogRecovery(LogWalk):
         for earlier, later in pairwise(segments):
             earlier.end = min(earlier.end, later.base)
         newest_ms = max(self.newest_ms.values(), default=0)
-        for each in reversed(segments):  # one whose records have all rotted is as old as the one behind it
+        for each in reversed(segments):  # a segment whose records have all rotted counts as old as the next one
             each.newest_ms = newest_ms = self.newest_ms.get(each.base, newest_ms)
         for earlier, later in pairwise(segments):
             first_ms = self.first_ms.get(later.base, later.newest_ms)

@@ -1,5 +1,7 @@
-"""The store of one data directory. It owns what concerns both logs: directory, recovery, checkpoint, room on the disk,
-retention, and the first fault."""
+"""The store: the message log and the action log of one data directory, with their views.
+
+The store owns the concerns of both logs: recovery, checkpoints, disk space, retention, and the first fault.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +14,29 @@ from functools import cache, partial
 from fairway import batch, limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Disk, Part
+from fairway.runtime.rng import Rng
 from fairway.storage import checkpoint as checkpoints
-from fairway.storage import index_file, mending, retention, retention_choice, segment
-from fairway.storage.action_log import Action, ActionLog, ActionView, NameStatements
-from fairway.storage.action_retention import TOO_MANY_GROUPS
+from fairway.storage import index_file, repair, retention, segment
+from fairway.storage.action_log import TOO_MANY_GROUPS, Action, ActionLog, ActionView, NameStatements
 from fairway.storage.checkpoint import Checkpoint, RotMark
-from fairway.storage.copies import ReplicatedStore, first_base, mark
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.directory import DirectoryIdentity
+from fairway.storage.directory import DirectoryIdentity, remove_in_order
 from fairway.storage.flusher import Defer, Durability
-from fairway.storage.log import Damaged, Log
-from fairway.storage.log_time import LogClock
+from fairway.storage.log import Damaged, Log, LogClock
 from fairway.storage.message_log import AppendReceipt, MessageLog, OnTaken
-from fairway.storage.opening import RecoveredStore, recover
+from fairway.storage.open_store import RecoveredStore, recover
 from fairway.storage.record import RecordHeader
 from fairway.storage.recovery import Finding
-from fairway.storage.removal import remove_in_order
-from fairway.storage.retention_choice import AgeSource
+from fairway.storage.replicated_store import ReplicatedStore, first_base, mark
+from fairway.storage.retention import AgeSource
 from fairway.storage.subjects import SubjectState
-from fairway.world.clock import Clock
-from fairway.world.disk import Disk, Part
-from fairway.world.rng import Rng
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """What an operator may set."""
+    """Options of a store that an operator may set."""
 
     segment_bytes: int = limits.SEGMENT_BYTES
     action_segment_bytes: int = limits.ACTION_SEGMENT_BYTES
@@ -48,8 +47,8 @@ class StoreOptions:
     durability: Durability = Durability.SYNC
     streams_bytes_max: int = limits.STREAMS_BYTES_MAX  # of dedupe windows
     subjects_max: int = limits.SUBJECTS_MAX
-    keeps_actions: bool = True  # False: the checkpoint's picture is all that a start needs of old actions,
-    actions_kept_bytes: int = 0  # and so much of them is kept all the same, for whoever asks what happened
+    keeps_actions: bool = True  # False: the checkpoint carries the groups, and older action segments may go
+    actions_kept_bytes: int = 0  # with `keeps_actions` False: at least so much stays, for readers of the history
 
 
 class Store(ReplicatedStore):
@@ -76,22 +75,22 @@ class Store(ReplicatedStore):
         self.action_time = LogClock(clock, opened.actions.newest_ms, opened.aging_ms, opened.latest_ms)
         self._options = options
         self._number = opened.checkpoint_number
-        self.is_view_stale = False  # the action log was mended: only the next start makes the view of it again
-        self.checkpointed_ms = clock.wall_ms()  # or begun, before the first checkpoint of this life
+        self.is_view_stale = False  # the action log was repaired: only the next start rebuilds the view of it
+        self.checkpointed_ms = clock.wall_ms()  # until this process writes its first checkpoint: its start
         self._checkpointing = False
         self._when_checkpointed: list[Callable[[], None]] = []
         self._checkpoint_at_id = opened.views.subjects.next_id + limits.CHECKPOINT_EVERY_SUBJECTS
-        self._doomed: list[int] = []  # segments that retention has taken off the log, their files still there
-        self._doomed_actions: list[tuple[int, int]] = []  # the same of actions; by which checkpoint they may go
+        self._doomed: list[int] = []  # bases of message segments off the log whose files are still there
+        self._doomed_actions: list[tuple[int, int]] = []  # the same of actions; and the checkpoint that deletes them
         self.has_room = True
         self.is_closed = False
         self._free_bytes = 0
-        self._oldest = (-1, 0)  # of the newest segment of messages: its base, and when its first record was appended
+        self._oldest = (-1, 0)  # of the newest segment of messages: its base, and the append time of its first record
         self._action_view: ActionView | None = None
-        self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # told once, of the fault that ends it
+        self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # called once, with the fault that ends it
         self.on_actions: Callable[[], None] = lambda: None  # something was committed to the action log
-        self.keeps_from: Callable[[], int | None] = lambda: None  # messages from here on are needed here, if any are
-        self.on_rot: Callable[[], None] = lambda: None  # a reader has met damage that was not known
+        self.keeps_from: Callable[[], int | None] = lambda: None  # lowest position of messages still needed, if any
+        self.on_rot: Callable[[], None] = lambda: None  # a reader has found new damage
         self.messages = MessageLog(
             disk,
             self.time,
@@ -139,14 +138,14 @@ class Store(ReplicatedStore):
         epoch: int | None = None,
         opened: RecoveredStore | None = None,
     ) -> Store:
-        """Lock, recover, and begin a new epoch: this one, or the next. A directory that cannot be ours is left alone.
+        """Lock the directory, recover, and begin `epoch` or the next one. A foreign directory is left untouched.
 
-        `names`: those that actions speak of, restated in each segment of the action log. A copy that `follows` begins
-        no epoch. `adopt`: the ids of the logs of a new directory. `opened`: what `recover` found, with the same view.
+        `names`: names that actions use; each segment of the action log repeats them. A replica (`follows`) begins no
+        epoch. `adopt`: the log ids for a new directory. `opened`: the result of `recover` with the same `action_view`.
         """
         opened = opened or recover(disk, rng, action_view, adopt)
         chosen = options or StoreOptions()
-        policy, warnings = retention_choice.settle(disk, chosen.retention, chosen.age_source, is_new=opened.is_new)
+        policy, warnings = retention.settle(disk, chosen.retention, chosen.age_source, is_new=opened.is_new)
         opened.remarks += warnings
         store = cls(disk, clock, opened, replace(chosen, retention=policy), defer, names, follows=follows)
         store._action_view = action_view
@@ -157,7 +156,7 @@ class Store(ReplicatedStore):
             else:
                 store._begin_epoch(store.epoch + 1 if epoch is None else epoch)
         except FairwayError:
-            store.poison(StorageFault("the store did not start"))  # otherwise it commits to a closed disk
+            store.poison(StorageFault("the store did not start"))  # otherwise the flushers commit to a closed disk
             raise
         return store
 
@@ -169,15 +168,15 @@ class Store(ReplicatedStore):
         for log, time in zip(self._logs, (self.time, self.action_time), strict=True):
             log.open_epoch(epoch, time.wall_ms())
         if is_first:
-            policy, warnings = retention_choice.found(self._disk, self._options.retention, self._options.age_source)
+            policy, warnings = retention.found(self._disk, self._options.retention, self._options.age_source)
             self._options = replace(self._options, retention=policy)
             self.remarks += warnings
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def retain_from(self, messages_base: int, actions_base: int) -> None:
-        """Let go of what the master has let go of, as far as it is settled here: at once for readers, on disk once a
-        checkpoint says so."""
+        """Drop the segments that the master has dropped, if they are settled here: for readers at once, on disk after
+        the next checkpoint."""
         messages, actions = self.messages.log, self.actions.log
         needed_from = self.keeps_from()
         if needed_from is not None:
@@ -190,17 +189,17 @@ class Store(ReplicatedStore):
             self.checkpoint()
 
     def mend(self, log: int, position: int, data: bytes) -> int:
-        """Put another copy's bytes in place of what has rotted; how far they reached. `RemoteProtocolError` where they
-        do not belong there: nothing was changed. Messages can be read at once; groups are made again at the next
-        start (`is_view_stale`)."""
+        """Write another copy's bytes over rotten ones; return where they end. After `RemoteProtocolError`, for bytes
+        that do not belong there, nothing was changed. Readers see repaired messages at once; only the next start
+        rebuilds the groups (`is_view_stale`)."""
         if self.fault is not None:
             raise self.fault
         of = self._logs[log]
-        span = next((each for each in mending.spans(log, of, self._rotten) if each.start <= position < each.end), None)
+        span = next((each for each in repair.spans(log, of, self._rotten) if each.start <= position < each.end), None)
         if span is None:
             raise RemoteProtocolError(f"nothing has to be mended in {of.directory} at {position}")
-        patch = mending.check(of, span, position, data)
-        base = mending.place(of, position, patch)
+        patch = repair.check(of, span, position, data)
+        base = repair.place(of, position, patch)
         if of is self.actions.log:
             self._distrust_view()
         else:
@@ -209,24 +208,24 @@ class Store(ReplicatedStore):
         mended = of.mend(base, position, patch.data, newest_ms)
         if of is self.messages.log:
             self.messages.mended(mended, patch.records, self._background_fault)
-        self._rotten = mending.left(self._rotten, of, position, position + len(patch.data))
+        self._rotten = repair.left(self._rotten, of, position, position + len(patch.data))
         self.checkpoint()
         return position + len(patch.data)
 
     def _is_mended(self, mark: RotMark) -> bool:
-        """Whether a life before this one put the bytes back, and could not write that down. Then the indexes may be
-        without them still."""
+        """Whether an earlier process repaired the bytes and died before a checkpoint recorded that. The indexes may
+        still lack them."""
         log = next(each for each in self._logs if each.directory == mark.log)
-        if not mending.is_whole(log, mark):
+        if not repair.is_whole(log, mark):
             return False
         if log is self.messages.log:
-            for of, records in mending.within(log, mark):
+            for of, records in repair.within(log, mark):
                 self.messages.mended(of, records, self._background_fault)
         return True
 
     def _distrust_view(self) -> None:
-        """The view lacks actions that the log will have: no checkpoint may carry it on, this one's least of all.
-        `Refused` where there is nothing to make it again from."""
+        """Replace all checkpoints by one without groups: the view lacks actions that the log will have. Raise `Refused`
+        where the log could not rebuild the groups."""
         if self.is_view_stale:
             return
         if first_base(self.actions.log) > 0 and not self._action_retention.pictures:
@@ -238,7 +237,7 @@ class Store(ReplicatedStore):
         try:
             self._disk.publish(checkpoints.file_name(picture.number), checkpoints.pack(picture))
         except DiskFull:
-            self.is_view_stale = False  # nothing was mended; whoever tries again has to begin here
+            self.is_view_stale = False  # nothing was repaired; the next attempt begins here again
             raise
         for number in checkpoints.numbers(self._disk):
             if number < picture.number:
@@ -250,15 +249,15 @@ class Store(ReplicatedStore):
     def produce(
         self, subject: Subject, data: Part, checked: batch.BatchHeader | None = None, secret: bytes = b"", crc: int = -1
     ) -> AppendReceipt:
-        """Check a batch, unless that was done, and append it; `Refused` and `RemoteProtocolError` mean that nothing was
-        appended. `secret`: what the sender shows of its stream. `crc`: of the whole batch; -1: not known."""
+        """Check a batch, unless `checked` is its header, and append it. After `Refused` or `RemoteProtocolError`
+        nothing was appended. `secret`: of the stream, from the sender. `crc`: of the whole batch; -1: unknown."""
         header = checked or batch.check(data)
         self._admit()
         return self.messages.append(subject, data, header, secret, crc)
 
     def when_taken(self, taken: PlaceTaken, told: OnTaken) -> None:
-        """Call `told(None, answer)` once it is certain that what was in a batch's way stays there: the receipt of the
-        same batch, or the conflict with what is stored. With a fault, nothing is to be answered but that."""
+        """Call `told(None, answer)` once the record in the batch's place is committed. The answer is the receipt if the
+        batch is the same, else the conflict. With a fault, the caller answers only the fault."""
 
         def durable(fault: FairwayError | None) -> None:
             told(fault, taken if fault is not None else self.messages.resolve(taken))
@@ -267,28 +266,28 @@ class Store(ReplicatedStore):
         flusher.when_durable(taken.end, durable, len(flusher.undone_from))
 
     def produce_own(self, subject: Subject, data: bytes) -> AppendReceipt:
-        """Append a batch of the broker's own making to a subject of its own; `Refused`: nothing was appended."""
+        """Append a batch of the broker's own making to an internal subject; `Refused`: nothing was appended."""
         header = batch.check(data)
         self._admit()
         return self.messages.append_own(subject, data, header)
 
     def ensure_subject(self, subject: Subject) -> SubjectState:
-        """The subject, named in the log where it is new; committed once the log is beyond its birth."""
+        """Return the subject; write its name to the log where it is new. It counts once that record is committed."""
         if self.messages.views.subjects.find(subject) is None:
             self._admit()
         return self.messages.ensure(subject)
 
     def remove_subjects(self, states: Sequence[SubjectState]) -> RecordHeader:
-        """Remove these subjects, all or none of them; `messages.on_removed` says when they are gone."""
+        """Remove all of these subjects or none; `messages.on_removed` reports when they are gone."""
         self._admit()
         return self.messages.remove(states)
 
     async def durable(self, receipt: AppendReceipt) -> None:
-        """Return once the batch is synced; raise if it never will be."""
+        """Return once the batch is committed, as the durability says; raise the reason if it never will be."""
         await self.messages.log.flusher.durable(receipt.end, receipt.undos)
 
     def act(self, actions: Iterable[Action]) -> RecordHeader:
-        """Append actions; they find room even when produce does not."""
+        """Append actions. They have reserved disk space, so they find room even when produce does not."""
         return self.actions.append(actions)
 
     def _admit(self) -> None:
@@ -300,7 +299,7 @@ class Store(ReplicatedStore):
             raise retention.nearly_full()
 
     def _check_room(self) -> bool:
-        """Whether produce may go on: room above the low-water mark, and the room for actions safely reserved."""
+        """Whether produce may go on: free space above the low-water mark, and disk space for actions reserved."""
         if not self.actions.has_ballast:
             self.actions.take_ballast()
         has_room = self.actions.has_ballast and self._disk.free_bytes() >= self._options.low_water_bytes
@@ -308,11 +307,11 @@ class Store(ReplicatedStore):
         return has_room
 
     def sync(self) -> None:
-        """Durability `memory`: sync soon what was answered so far. To be called every so often."""
+        """Durability `memory`: sync soon what was answered so far. The server calls this regularly."""
         for log in self._logs:
             log.flusher.sync()
 
-    # --- keeping house -----------------------------------------------------------------------------------------------
+    # --- progress and faults -----------------------------------------------------------------------------------------
 
     def _messages_progressed(self) -> None:
         if self._take_fault(self.messages.log):
@@ -332,14 +331,14 @@ class Store(ReplicatedStore):
             self.checkpoint()
 
     def _messages_undone(self, _position: int) -> None:
-        """A full disk undid what a copy had taken in: whoever sends must begin again."""
+        """A full disk undid records. A replica stops: its master has to send them again."""
         if self.follows:
             self.poison(DiskFull("the disk of this copy is full: make room, then it goes on"))
         else:
             self._check_room()
 
     def _actions_undone(self, position: int) -> None:
-        """A full disk undid actions that a view has taken in already: only a restart brings the two together again."""
+        """A full disk undid actions that a view has applied already: only a restart brings the two together again."""
         self._messages_undone(position)
         self._action_retention.undo(position)
         if self._action_view is not None:
@@ -351,7 +350,7 @@ class Store(ReplicatedStore):
         return self.fault is not None
 
     def poison(self, fault: StorageFault) -> None:
-        """Answer nothing any more, on either log."""
+        """Stop both logs: neither answers any more."""
         if self.fault is None:
             self.fault = fault
             for log in self._logs:
@@ -359,14 +358,14 @@ class Store(ReplicatedStore):
             self.on_fault(fault)
 
     def _background_fault(self, fault: StorageFault) -> None:
-        """A view could not be written. On a full disk it can wait, for it can be made again; else the disk is dying."""
+        """A view could not be written. On a full disk it waits, because it can be rebuilt; else the disk is dying."""
         if isinstance(fault, DiskFull):
             self.remarks.append(f"a view was not written: {fault}")
         else:
             self.poison(fault)
 
     def free_bytes(self) -> int:
-        """Room left on the disk; once the directory is closed, what was left when it was asked last."""
+        """Free space on the disk; after `close`, the last known value."""
         if not self.is_closed:
             self._free_bytes = self._disk.free_bytes()
         return self._free_bytes
@@ -375,7 +374,7 @@ class Store(ReplicatedStore):
         self._note_rot(self.messages.log, damaged)
 
     def _note_rot(self, log: Log, damaged: Damaged) -> None:
-        mark = RotMark(log.directory, damaged.position, mending.end_of(log, damaged.position), str(damaged))
+        mark = RotMark(log.directory, damaged.position, repair.end_of(log, damaged.position), str(damaged))
         if mark not in self._rotten:
             self._rotten.append(mark)
             self.on_rot()
@@ -383,7 +382,7 @@ class Store(ReplicatedStore):
     # --- checkpoint and retention ------------------------------------------------------------------------------------
 
     def checkpoint(self, then: Callable[[], None] = lambda: None) -> None:
-        """Write a checkpoint in the background, unless one is under way; `then` is called when it has ended."""
+        """Write a checkpoint in the background, unless one is being written; call `then` when that one has ended."""
         self._when_checkpointed.append(then)
         if self._checkpointing or self.fault is not None:
             return
@@ -405,12 +404,12 @@ class Store(ReplicatedStore):
             else:
                 self._checkpoint_written(picture)
 
-        # The groups are pictured up to the end of the action log: that is written once this end is settled.
+        # The checkpoint holds the groups as of the end of the action log, so it waits until that end is settled.
         self.actions.log.flusher.when_settled(picture.actions.end, publish)
 
     def _state_groups(self, picture: bytes) -> None:
-        """Have the action log say what it amounts to so far, once it has grown by a segment: then what lies before may
-        go, when the messages have gone that it speaks of. The checkpoint that is being made does not wait for this."""
+        """Append the state of all groups once the action log has grown by a segment. Older actions may then go with the
+        messages that they speak of. The checkpoint that is being written does not wait for this record."""
         log, known = self.actions.log, self._action_retention
         if self.follows or not (self._options.keeps_actions and self._options.retention.is_limited):
             return
@@ -419,20 +418,20 @@ class Store(ReplicatedStore):
         if picture and is_due and self.has_room:
             try:
                 known.note_picture(self.actions.state_groups(picture).position)
-            except Refused as refused:  # no room now: what could go stays a little longer
+            except Refused as refused:  # no room now: segments that could go stay a little longer
                 if refused.code is Code.TOO_LARGE and TOO_MANY_GROUPS not in self.remarks:
                     self.remarks.append(TOO_MANY_GROUPS)
 
     def _trusted_view(self) -> ActionView | None:
-        """The view of actions, unless it lacks something that the log makes good. A copy that began in the middle of
-        the log is without its groups until a GROUPS record comes: a start from its picture would pass over that."""
+        """The view of actions, unless it lacks actions that the log has or will get. A replica that began in the middle
+        of the log lacks groups until a GROUPS record comes; a start from its checkpoint would skip that record."""
         view = self._action_view
         if view is None or self.is_view_stale:
             return None
         return view if not self.follows or view.is_whole(first_base(self.actions.log)) else None
 
     def _picture(self) -> Checkpoint:
-        """The views of messages as they were at the settled end, that of actions as it is."""
+        """The next checkpoint: views of messages at the settled end, the view of actions as it is now."""
         self.messages.settle_removals()
         views = self.messages.views
         end = self.messages.settled_end
@@ -466,7 +465,7 @@ class Store(ReplicatedStore):
         self._checkpointed_ends = (written.messages.end, written.actions.end)
         doomed = [base for base in self._doomed if base < written.messages.first_base]
         self._doomed = self._doomed[len(doomed) :]
-        # An older checkpoint that still speaks of deleted segments would call them missing: it goes before they do.
+        # An older checkpoint that names deleted segments would report them as missing, so it is deleted before them.
         keep = 1 if doomed else limits.CHECKPOINTS_KEPT
         old = [number for number in checkpoints.numbers(self._disk) if number <= written.number - keep]
         names = [checkpoints.file_name(number) for number in old]
@@ -475,8 +474,8 @@ class Store(ReplicatedStore):
         remove_in_order(self._disk, names + self._trim_actions(written), self._checkpoint_ended)
 
     def _trim_actions(self, written: Checkpoint) -> list[str]:
-        """The files of action segments that no kept checkpoint speaks of. The segments below this one's end are taken
-        off the log, and go once every checkpoint that is kept was made without them."""
+        """Drop the action segments below this checkpoint's end; return the files that no kept checkpoint needs. A
+        dropped segment's file goes once every kept checkpoint was written without it."""
         log = self.actions.log
         if self._options.keeps_actions and not self.follows and not self.is_view_stale:
             covered_end = min(written.actions.end, log.synced_end, log.committed_end)
@@ -494,12 +493,12 @@ class Store(ReplicatedStore):
         return [segment.file_name(log.directory, base) for base in gone]
 
     def _drop_actions(self, base: int, number: int) -> None:
-        """Take a segment off the log; its file goes once all checkpoints that are kept are younger than this number."""
+        """Take a segment off the log. Its file goes once every kept checkpoint is newer than `number`."""
         log = self.actions.log
         log.drop(base)
         self._doomed_actions.append((base, number + limits.CHECKPOINTS_KEPT))
         self._action_retention.forget_below(first_base(log))
-        self._rotten = mending.left(self._rotten, log, 0, first_base(log))
+        self._rotten = repair.left(self._rotten, log, 0, first_base(log))
 
     def _checkpoint_ended(self, fault: FairwayError | None = None) -> None:
         if isinstance(fault, StorageFault):
@@ -511,21 +510,21 @@ class Store(ReplicatedStore):
 
     @property
     def age_ms_max(self) -> int | None:
-        """The greatest age of messages that is in force; None: they are kept for ever."""
+        """The greatest age of messages that is in force; None: messages are kept for ever."""
         return self._options.retention.age_ms_max
 
     def aging_ms(self) -> int:
-        """By this time things are too old to be kept (`log_time`); on a copy, by its master's clock too."""
+        """The time by which things are too old to be kept (`LogClock`); on a replica, by its master's clock too."""
         now_ms = self.time.aging_ms()
         return min(now_ms, self._written_ms() or now_ms) if self.follows else now_ms
 
     def follow_clock(self) -> None:
-        """Look at the clock, every so often: what was dated ahead ages from then on, also if nothing is appended."""
+        """Look at the clock, regularly: messages dated ahead then begin to age, even if nothing is appended."""
         self.action_time.wall_ms()
         self.messages.log.follow_clock(self.time.wall_ms())
 
     def plan_retention(self, owed_from: int | None = None) -> retention.RetentionPlan:
-        """What `retain` would let go of."""
+        """Which segments `retain` would drop."""
         now_ms, policy = self.aging_ms(), self._options.retention
         return retention.plan(self.messages.log.segments, now_ms, policy, owed_from, below=self._droppable_end())
 
@@ -538,10 +537,10 @@ class Store(ReplicatedStore):
         self.messages.views.entries.forget(base)
         self.messages.views.subjects.forget_removed(first_base(log))
         self._doomed.append(base)
-        self._rotten = mending.left(self._rotten, log, 0, first_base(log))
+        self._rotten = repair.left(self._rotten, log, 0, first_base(log))
 
     def retain(self, owed_from: int | None = None) -> retention.RetentionPlan:
-        """Let go of what the policy allows: at once for readers, on disk once a checkpoint says so."""
+        """Drop the segments that the policy allows: for readers at once, on disk after the next checkpoint."""
         plan = self.plan_retention(owed_from)
         for base in plan.doomed:
             self._drop(base)
@@ -550,8 +549,8 @@ class Store(ReplicatedStore):
         return plan
 
     def complete_old_segment(self) -> None:
-        """Only complete segments can go. Where few messages come and much happens to them, the segment of messages that
-        is written is completed early: else it would keep the actions that speak of it for many times their age."""
+        """Complete the newest message segment early where few messages and many actions arrive. Only complete segments
+        can go: otherwise it would keep the actions that speak of it for many times their age."""
         log = self.messages.log
         early_ms = retention.early_completion_ms(self._options.retention, len(self.actions.log.segments))
         if early_ms is None or self.follows or self.fault is not None or not self.has_room or not log.segments:
@@ -567,18 +566,18 @@ class Store(ReplicatedStore):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Sync what was appended, leave a checkpoint, let go of the directory."""
+        """Sync everything appended, write a checkpoint, release the directory."""
         try:
             for log in self._logs:
                 await log.flusher.synced(log.end)
             self.messages.views.subjects.lower_ceilings()
-            if self.actions.log.committed_end == self.actions.log.end:  # else copies lack what a checkpoint would say
+            if self.actions.log.committed_end == self.actions.log.end:  # else other copies lack what it would record
                 await self._last_checkpoint()
         finally:
             self._let_go()
 
     def abandon(self) -> None:
-        """Let go of the directory as it is: nobody is answered any more, and nothing is written."""
+        """Release the directory as it is: nobody is answered any more, and nothing is written."""
         self.fault = self.fault or StorageFault("this copy was set aside")
         for log in self._logs:
             log.flusher.poison(self.fault)
@@ -592,7 +591,7 @@ class Store(ReplicatedStore):
         self._disk.close()
 
     async def _last_checkpoint(self) -> None:
-        """A second one, if the one under way does not cover everything."""
+        """Write a second checkpoint if the one under way does not cover everything."""
         for _ in range(2 if self._checkpointing else 1):
             ended = asyncio.Event()
             self.checkpoint(then=ended.set)

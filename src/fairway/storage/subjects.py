@@ -1,22 +1,21 @@
-"""The subjects of a message log: names, numbers, and the next sequence of each.
+"""The subject table: the subjects of a message log, with the id and the next sequence of each.
 
-A subject's name is written into the log in a SUBJECT record before its first batch, and once more behind it; from then
-on its number stands for it. Every new segment restates the whole table, so that any suffix of the log explains itself
-after retention has deleted the rest: names are known, and a sequence once used is never used again.
+A SUBJECT record writes a subject's name into the log before its first batch, and again behind it. From then on the id
+stands for the name. Every new segment restates the whole table, so that any suffix of the log explains itself after
+retention: names are known, and a used sequence is never used again.
 
-A subject is removed by a REMOVED record, which is written twice. Until the record is settled the subject is *leaving*:
-its name is taken and its messages stay, so that an undo of the record needs nothing but the flag. Afterwards the
-subject is gone:
+A REMOVED record, written twice, removes a subject. Until the record is settled the subject is *leaving*: its name is
+taken and its messages stay, so that an undo of the record only has to clear the flag. Afterwards the subject is gone:
 
     its name            is free. A subject of that name gets a new id and starts above every sequence of the old one,
                         because the record raises the sequence floor: (subject, sequence) names one payload for ever
     its id              is never used again
-    its records         stay in their segments until retention takes these, and belong to nobody
-    a mended record     of it is passed over: the ids of removed subjects that were written are kept until retention
-                        has passed the REMOVED record, the newest `REMOVED_SUBJECTS_MAX` of them
+    its records         stay in their segments until retention takes those, and belong to nobody
+    a repaired record   of it is ignored. For that, the table keeps the ids of removed subjects with messages until
+                        retention has passed the REMOVED record, the newest `REMOVED_SUBJECTS_MAX` of them
 
 No record of a subject follows its REMOVED record. So a replay from any position meets the records of a removed subject
-before its removal, and never makes it again.
+before its removal, and never creates the subject again.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from fairway import limits
 from fairway.errors import BadName, RemoteProtocolError, invariant
 from fairway.names import Subject
 from fairway.storage import record
-from fairway.storage.scan import STALE, Damage
+from fairway.storage.segment import STALE, Damage
 
 _HEAD = struct.Struct("<IIQ")  # entries, next id, sequence floor
-_ENTRY = struct.Struct("<IIQ")  # id, length of the name (0: it is lost), next sequence
+_ENTRY = struct.Struct("<IIQ")  # id, length of the name (0: the name is lost), next sequence
 _REMOVED_HEAD = struct.Struct("<IIQ")  # ids, next id, sequence floor
 _REMOVED_ID = struct.Struct("<I")
-_SECTION = struct.Struct("<II")  # behind the table: kind, entries; a reader stops at a kind that it does not know
+_SECTION = struct.Struct("<II")  # behind the table: kind, entries; a reader stops at an unknown kind
 _UNWRITTEN, _REMOVED = 1, 2  # subjects that start above 0 and have no message; in a checkpoint: removed subjects
 _UNWRITTEN_ID = struct.Struct("<I")
 _REMOVED_AT = struct.Struct("<IQ")  # id, end of the REMOVED record
 
-_DELETED_MAX = 2_000  # subjects that have gone, remembered for whoever keeps an order of names
-_BATCH_BYTES_MIN = 64  # no batch is shorter, which bounds how many a lost span may have held
+_DELETED_MAX = 2_000  # deleted subjects that are remembered, for readers that keep an order of names
+_BATCH_BYTES_MIN = 64  # no batch is shorter, which bounds how many batches a lost span may have held
 
 
 @dataclass(slots=True)
@@ -56,11 +55,11 @@ class SubjectState:
     next_sequence: int
     born_at: int  # position of the record that introduced it
     ceiling: int = 0  # durability `memory`: the log says, synced, that sequences below it may be in use
-    nameless: bool = False  # that record is rotten; a segment that was begun before the rot may restate the name
-    start: int = 0  # the next sequence of a subject that was never written; 0 where that is not known
-    removed_end: int | None = None  # where the record ends that removes the subject; None: nothing removes it
-    is_deduped: bool = field(init=False)  # not the broker alone sends to it: what others repeat is stored once
-    is_shut: bool = field(init=False)  # nobody sends to it: it is nameless, or leaves
+    nameless: bool = False  # the record with its name is rotten; a segment begun before the rot may restate it
+    start: int = 0  # the next sequence of a subject without any message; 0 if unknown
+    removed_end: int | None = None  # end of the record that removes the subject; None: no record does
+    is_deduped: bool = field(init=False)  # others than the broker send to it, and their repeats are stored once
+    is_shut: bool = field(init=False)  # nobody may send to it: it is nameless, or leaving
 
     @property
     def is_unwritten(self) -> bool:
@@ -73,20 +72,20 @@ class SubjectState:
 
 
 class SubjectTable:
-    """Names to numbers and back. A view: rebuilt from SUBJECT and DATA records."""
+    """Subjects by name and by id. A view: rebuilt from the log's SUBJECT, DATA and REMOVED records."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, SubjectState] = {}
         self._by_id: dict[int, SubjectState] = {}
         self._next_id = 1  # 0 means "no subject" in a record
-        self._sequence_floor = 0  # where a new subject starts: above 0 once a subject was removed, or a record was lost
+        self._sequence_floor = 0  # where new subjects start: above 0 after a removal, or a lost record
         self._nameless: dict[int, SubjectState] = {}
         self._leaving: dict[int, SubjectState] = {}
-        self._removed: dict[int, int] = {}  # by id: where the record ends that removed it; oldest first
-        self._of_owner: dict[str, dict[int, None]] = {}  # by the name of a subject: its dead letters and inboxes
-        self.deletions = 0  # subjects that have gone, by removal or by a cut
+        self._removed: dict[int, int] = {}  # by id: end of the record that removed it; oldest first
+        self._of_owner: dict[str, dict[int, None]] = {}  # by the name of a subject: ids of its dead letters and inboxes
+        self.deletions = 0  # subjects deleted by removal or by a cut
         self._last_deleted: deque[SubjectState] = deque(maxlen=_DELETED_MAX)
-        self.inserted = 0  # subjects that were added or named below the highest id, as by a repair
+        self.inserted = 0  # subjects added or named below the highest id, as a repair does
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -108,9 +107,9 @@ class SubjectTable:
         return self._by_id[subject_id]
 
     def introduce(self, name: Subject, born_at: int) -> SubjectState:
-        """Number a new subject. If a name was lost, this may be the one: it starts above what that one had."""
+        """Number a new subject. A lost name may be this one, so the subject starts above all nameless ones."""
         invariant(name not in self._by_name, "a subject is introduced once")
-        lost = max((each.next_sequence for each in self._nameless.values()), default=0)  # only rot makes them
+        lost = max((each.next_sequence for each in self._nameless.values()), default=0)  # only rot makes nameless ones
         start = max(self._sequence_floor, lost)
         return self._add(SubjectState(self._next_id, name, start, born_at, start=start))
 
@@ -120,11 +119,11 @@ class SubjectTable:
         return self._add(SubjectState(subject_id, name, next_sequence, born_at))
 
     def _add_nameless(self, subject_id: int, next_sequence: int, born_at: int) -> SubjectState:
-        """The record that named it is rotten: keep its messages under a name that says so."""
+        """Add a subject whose name is lost to rot: its messages stay readable under a name that says so."""
         return self._add(SubjectState(subject_id, self._free_name(subject_id), next_sequence, born_at, nameless=True))
 
     def _free_name(self, subject_id: int) -> Subject:
-        """Early versions let users have subjects of such a name."""
+        """A free name for a nameless subject. Early versions let users have subjects of such a name."""
         spare, name = 0, Subject.nameless(subject_id)
         while name in self._by_name:
             spare += 1
@@ -132,7 +131,7 @@ class SubjectTable:
         return name
 
     def _add(self, state: SubjectState) -> SubjectState:
-        """Whoever has really been given a name has it, and a nameless subject gets another."""
+        """Add a subject. A real name displaces a nameless subject of that name, which gets another."""
         holder = self._by_name.get(state.name)
         self._by_name[state.name] = self._by_id[state.id] = state
         if state.nameless:
@@ -164,17 +163,17 @@ class SubjectTable:
         self._last_deleted.append(state)
 
     def last_deleted(self, number: int) -> list[SubjectState] | None:
-        """The last so many subjects that have gone; None: they are no longer known."""
+        """The last so many deleted subjects; None: they are no longer known."""
         if number > len(self._last_deleted):
             return None
         return [*islice(self._last_deleted, len(self._last_deleted) - number, None)]
 
     def take_back(self, state: SubjectState) -> None:
-        """Undo `introduce`: the record that names the subject was not written."""
+        """Undo `introduce`: the record with the subject's name was not written."""
         self._forget(state)
 
     def owned_by(self, name: Subject) -> list[SubjectState]:
-        """The dead letters and inboxes of groups on this subject, and those of groups on these dead letters."""
+        """The dead letters and inboxes of groups on this subject, and of groups on those dead letters."""
         return [self._by_id[each] for each in self._of_owner.get(name, ())]
 
     # --- removal -----------------------------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ class SubjectTable:
         return record.padded(_REMOVED_HEAD.pack(len(states), self._next_id, floor) + ids)
 
     def take_removal(self, body: bytes, end: int) -> None:
-        """A REMOVED record ends there. What it names leaves: `settle` lets it go."""
+        """Apply a REMOVED record that ends at `end`. Its subjects are leaving until `settle`."""
         ids, next_id, floor = unpack_removal(body)
         self._next_id = max(self._next_id, next_id)
         self._sequence_floor = max(self._sequence_floor, floor)
@@ -195,7 +194,7 @@ class SubjectTable:
             if state is not None and state.removed_end is None:
                 self._leave(state, end)
             elif state is None:
-                self._note_removed(subject_id, end)  # its own records are rotten, and may be mended
+                self._note_removed(subject_id, end)  # its own records are rotten, and may be repaired
 
     def _leave(self, state: SubjectState, end: int) -> None:
         state.removed_end, state.is_shut = end, True
@@ -203,13 +202,13 @@ class SubjectTable:
         self._leaving[state.id] = state
 
     def settle(self, settled_end: int) -> list[SubjectState]:
-        """Let go of the subjects whose removal can no longer be undone, and give them."""
+        """Forget the subjects whose removal can no longer be undone; return them."""
         if not self._leaving:
             return []
         gone = [each for each in self._leaving.values() if (each.removed_end or 0) <= settled_end]
         for state in gone:
             self._forget(state)
-            if state.next_sequence:  # else at most its name can be mended, and a subject without messages expires
+            if state.next_sequence:  # otherwise a repair can only restore its name, and an empty subject expires
                 self._note_removed(state.id, state.removed_end or 0)
         return gone
 
@@ -219,29 +218,29 @@ class SubjectTable:
             del self._removed[next(iter(self._removed))]
 
     def is_removed(self, subject_id: int) -> bool:
-        """Whether the subject was removed, as far as its records may still be in the log."""
+        """Whether the subject was removed, as long as its records may still be in the log."""
         return subject_id in self._removed
 
     def forget_removed(self, first_base: int) -> None:
-        """Retention has taken everything below: no record is left of subjects that were removed there."""
+        """Retention has deleted everything below: no record is left of subjects that were removed there."""
         while self._removed and (oldest := next(iter(self._removed.items())))[1] <= first_base:
             del self._removed[oldest[0]]
 
     def pack_picture(self, upto: int, rewound: Mapping[int, int]) -> bytes:
-        """For the checkpoint: the table as `pack` gives it, and behind it the subjects that were removed. Older
-        versions look at the table alone."""
+        """The body for the checkpoint: the table as `pack` makes it, followed by the removed subjects. Older versions
+        read the table alone."""
         return self.pack(upto, rewound) + _section(_REMOVED, _REMOVED_AT, self._removed.items())
 
     # --- a view of the log -------------------------------------------------------------------------------------------
 
     def restate(self, body: bytes, position: int) -> None:
-        """Take in a SUBJECT record: what is new is added, what is known may only move forward."""
+        """Apply a SUBJECT record: add what is new; a known subject only moves forward."""
         end = _HEAD.size
         for subject_id, name, next_sequence in unpack(body):
             end += _ENTRY.size + (0 if name is None else len(name))
             known = self._by_id.get(subject_id)
             if known is None and subject_id in self._removed:
-                continue  # a record from before its removal, which was mended
+                continue  # a repaired record from before the removal
             if known is None:
                 known = self._add_stated(subject_id, name, next_sequence, position)
             elif known.nameless and name is not None:
@@ -261,7 +260,7 @@ class SubjectTable:
             kind, count = _SECTION.unpack_from(body, at)
             entry = {_UNWRITTEN: _UNWRITTEN_ID, _REMOVED: _REMOVED_AT}.get(kind)
             if entry is None:
-                return  # padding, or what a later version says
+                return  # padding, or a section of a later version
             at += _SECTION.size
             data = body[at : at + count * entry.size]
             if len(data) != count * entry.size:
@@ -284,7 +283,7 @@ class SubjectTable:
 
     def skip_lost(self, damage: Damage) -> None:
         """Never reuse a sequence that a lost record may have had: a sequence names one payload for ever."""
-        if damage.header is not None and damage.why != STALE:  # a stale header is not that of the lost record
+        if damage.header is not None and damage.why != STALE:  # a stale header is not the lost record's
             if damage.header.subject_id and damage.header.subject_id not in self._removed:
                 self.advance(damage.header.subject_id, damage.header.first_sequence + damage.header.count)
             return
@@ -300,26 +299,26 @@ class SubjectTable:
         self._by_id[subject_id].next_sequence = next_sequence
 
     def cut(self, position: int) -> None:
-        """Forget subjects that were introduced at or after `position`, and removals that were written there."""
+        """Undo subjects and removals that were written at or after `position`."""
         for state in [each for each in self if each.born_at >= position]:
             self._forget(state)
         for state in [each for each in self._leaving.values() if (each.removed_end or 0) > position]:
             state.removed_end, state.is_shut = None, state.nameless
             del self._leaving[state.id]
             self._by_name.setdefault(state.name, state)
-        self.lower_ceilings()  # the records that stated them may be among what is undone
+        self.lower_ceilings()  # the undo may have taken the records that stated them
 
     def lower_ceilings(self) -> None:
-        """No sequence is in use that the log does not show."""
+        """Forget all ceilings: no sequence is in use that the log does not show."""
         for state in self:
             state.ceiling = 0
 
     def pack(self, upto: int | None = None, rewound: Mapping[int, int] = MappingProxyType({})) -> bytes:
-        """The table as the body of a SUBJECT record: all of it, or what was known at position `upto`.
+        """The table as the body of a SUBJECT record: all of it, or as it was at position `upto`.
 
-        `rewound` has the next sequence, at that position, of each subject that has moved on since.
+        `rewound`: the next sequence at that position, for each subject that has moved on since.
         """
-        if upto is None:  # a segment restates what no record before it removes
+        if upto is None:  # a new segment does not restate subjects that are leaving
             return self._pack([each for each in self if each.removed_end is None])
         known = [each for each in self if each.born_at < upto and (each.removed_end is None or each.removed_end > upto)]
         return self._pack(known, rewound)
@@ -341,7 +340,7 @@ class SubjectTable:
 
 
 def unpack(body: bytes) -> Iterator[tuple[int, Subject | None, int]]:
-    """(id, name, next sequence) of each subject in a SUBJECT record's body; None for a name that is lost."""
+    """(id, name, next sequence) of each subject in a SUBJECT record's body; the name is None where it is lost."""
     try:
         count, _, _ = _HEAD.unpack_from(body, 0)
         at = _HEAD.size
@@ -358,13 +357,13 @@ def unpack(body: bytes) -> Iterator[tuple[int, Subject | None, int]]:
 
 
 def unpack_head(body: bytes) -> tuple[int, int]:
-    """(next id, sequence floor) of a SUBJECT record's body that `unpack` has read."""
+    """(next id, sequence floor) of a SUBJECT record's body, which `unpack` has read before."""
     _, next_id, floor = _HEAD.unpack_from(body, 0)
     return next_id, floor
 
 
 def _section(kind: int, entry: struct.Struct, entries: Collection[tuple[int, ...]]) -> bytes:
-    """What follows the table, where there is any of it: older versions look at the table alone."""
+    """An optional section behind the table; older versions read the table alone."""
     if not entries:
         return b""
     return record.padded(_SECTION.pack(kind, len(entries)) + b"".join(entry.pack(*each) for each in entries))

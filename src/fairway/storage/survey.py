@@ -1,47 +1,190 @@
-"""Looks at a data directory and changes nothing: for people (`fairway inspect`) and for judges (`fairway verify`).
+"""The survey: examines a data directory without a change, for `fairway inspect` and `fairway verify`.
 
-No lock is held and no file is written, so it works on a read-only mount, on a damaged directory and beside the process
-that owns it. What is intact, torn or rotten is decided by the code that recovery uses (`LogWalk`), so that the two
-cannot disagree; what it all amounts to is a `report.Survey`.
+A survey takes no lock and writes no file. So it works on a read-only mount, on a damaged directory, and beside the
+process that owns the directory. It decides with recovery's own code (`LogWalk`) what is intact, torn or rotten, so the
+two cannot disagree. The result is a `survey_report.DirectorySurvey`.
 
-Both read every byte of both logs and compare every checksum. To *verify* means to open every batch as well, and to
-compare the views with what the logs say.
+`IndexAudit` compares index files with their segments, `CheckpointAudit` compares checkpoints with the log. A view that
+is missing or behind is only remarked upon, because the next start rebuilds it. Two faults are flaws. A view that fails
+its checksum shows that the disk lets bits rot. A view that contradicts its log could hide messages from their readers.
 
-Beside a living owner the tail moves while we look: an unfinished record at the end is being written, not torn. The
-order of looking (checkpoints, then sizes, then bytes) makes sure that what is seen was true at one instant; where
-retention deletes a file under our eyes, we look again."""
+Both commands read every byte of both logs and compare every checksum. `verify` also opens every batch, and compares the
+index entries with the log.
+
+Beside a running owner the tail moves during the look: an unfinished record at the end is being written, not torn. The
+order of reading (checkpoints, then sizes, then bytes) makes the result true for one instant. Where retention deletes a
+file meanwhile, the survey starts again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fairway import limits
-from fairway.errors import NoSuchFile, WrongDirectory
-from fairway.storage import action_log, catching_up, directory, index_file, message_log, segment, wiping
-from fairway.storage.audit import CheckpointAudit, IndexAudit
-from fairway.storage.checkpoint import RotMark
+from fairway.errors import NoSuchFile, RemoteProtocolError, WrongDirectory
+from fairway.runtime.disk import TEMPORARY, Disk
+from fairway.storage import action_log, catch_up, directory, index_file, message_log, reset_replica, segment, subjects
+from fairway.storage import checkpoint as checkpoints
+from fairway.storage.checkpoint import Checkpoint, RotMark
+from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.directory import DirectoryIdentity
-from fairway.storage.opening import marks_of
-from fairway.storage.record import Record
+from fairway.storage.index_file import ENTRY, ENTRY_BYTES
+from fairway.storage.open_store import marks_of
+from fairway.storage.record import Record, RecordHeader
+from fairway.storage.record_counts import ActionTally, Entries, MessageTally
 from fairway.storage.recovery import ASIDE, Judgement, LogWalk
-from fairway.storage.report import (
+from fairway.storage.segment import Damage
+from fairway.storage.survey_report import (
     INVALID,
     ROTTEN,
     SHAPE,
     TORN,
     AsideReport,
+    CheckpointReport,
     DamageReport,
     DirectorySurvey,
     FlawReport,
+    SegmentReport,
     SubjectReport,
 )
-from fairway.storage.scan import Damage
-from fairway.storage.tally import ActionTally, MessageTally
-from fairway.world.disk import TEMPORARY, Disk
+
+_INDEX_REMEDY = "remove it while nobody uses the directory: the next start makes it again from its segment"
+_CHECKPOINT_REMEDY = "remove it while nobody uses the directory: the next start reads more of the log instead"
+
+
+class _Index(NamedTuple):
+    covered_end: int
+    entries: dict[int, bytes]  # by subject
+
+
+class IndexAudit:
+    """Compares the index files with their segments."""
+
+    def __init__(self, disk: Disk, log_id: int, vouched_end: int, newest_base: int) -> None:
+        self.flaws: list[FlawReport] = []
+        self.remarks: list[str] = []
+        self._disk = disk
+        self._log_id = log_id
+        self._vouched_end = vouched_end
+        self._newest_base = newest_base
+
+    def check(self, of: SegmentReport, entries: Entries | None, lost: list[Damage]) -> None:
+        """Judge the segment's index. `entries`: what it should hold; None: only check that it can be read."""
+        name = index_file.file_name(of.base)
+        due_end = of.end if of.base < self._newest_base else min(of.end, self._vouched_end)
+        try:
+            index = self._read(of.base, whole=entries is not None)
+        except NoSuchFile:
+            of.index = "missing" if due_end > of.base else "none"
+        except RemoteProtocolError as error:
+            of.index = "unreadable"
+            self.flaws.append(FlawReport(name, str(error), _INDEX_REMEDY))
+        else:
+            of.index = "sound" if index.covered_end >= due_end else "stale"
+            contradiction = None if entries is None else _contradiction(index, entries, of.end, lost)
+            if contradiction is not None:
+                of.index = "lying"
+                self.flaws.append(FlawReport(name, f"it contradicts its segment: {contradiction}", _INDEX_REMEDY))
+        if of.index in ("missing", "stale"):
+            self.remarks.append(f"{name} is {of.index}: the next start makes it again from its segment")
+
+    def _read(self, base: int, *, whole: bool) -> _Index:
+        file = self._disk.open(index_file.file_name(base))
+        try:
+            covered_end, runs = index_file.read_directory(file, self._log_id, base)
+            wanted = runs if whole else {}
+            return _Index(covered_end, {each: index_file.read_run(file, run) for each, run in wanted.items()})
+        finally:
+            file.close()
+
+
+def _contradiction(index: _Index, entries: Entries, end: int, lost: list[Damage]) -> str | None:
+    """The first difference, in words. The index may still have a record that was lost after it was made."""
+    for subject_id in sorted(index.entries.keys() | entries.keys()):
+        written = index.entries.get(subject_id, b"")
+        found = bytes(entries.get(subject_id, b""))
+        if written == found:
+            continue
+        expected = [each for each in _split(found) if _position(each) < min(index.covered_end, end)]
+        present = [each for each in _split(written) if _position(each) < end and not _is_lost(each, lost)]
+        if present != expected:
+            position = min(map(_position, set(present) ^ set(expected)), default=index.covered_end)
+            return f"subject {subject_id} differs from position {position} on"
+    return None
+
+
+def _split(entries: bytes) -> Iterator[bytes]:
+    return (entries[at : at + ENTRY_BYTES] for at in range(0, len(entries), ENTRY_BYTES))
+
+
+def _position(entry: bytes) -> int:
+    position: int = ENTRY.unpack(entry)[3]
+    return position
+
+
+def _is_lost(entry: bytes, lost: list[Damage]) -> bool:
+    position = _position(entry)
+    return any(each.start <= position < each.end for each in lost)
+
+
+class _Known(NamedTuple):
+    """The subjects in a checkpoint."""
+
+    end: int  # of the messages that it covers
+    table: dict[int, int]  # next sequence by subject
+    next_id: int
+    floor: int
+
+    def used_to(self, subject_id: int) -> int:
+        """The end of the sequences that are not used again. A removed subject is not in the table: its id is never
+        reused, and the floor is above its sequences."""
+        return self.table.get(subject_id, self.floor if subject_id < self.next_id else 0)
+
+
+class CheckpointAudit:
+    """Reads every checkpoint, and compares the readable ones with the batches that they should know."""
+
+    def __init__(self, disk: Disk, identity: DirectoryIdentity) -> None:
+        self.reports: list[CheckpointReport] = []
+        self.flaws: list[FlawReport] = []
+        self.newest: Checkpoint | None = None
+        self._tables: dict[str, _Known] = {}  # by file
+        self._numbers = checkpoints.numbers(disk)
+        for number in self._numbers:
+            self._read(disk, number, identity)
+
+    def is_overtaken(self, disk: Disk) -> bool:
+        """Whether there are other checkpoints by now: then these may be outdated."""
+        return checkpoints.numbers(disk) != self._numbers
+
+    def _read(self, disk: Disk, number: int, identity: DirectoryIdentity) -> None:
+        name = checkpoints.file_name(number)
+        try:
+            read = checkpoints.read(disk, number, identity)
+            DedupeWindow.unpack(read.streams, read.verifiers)
+            table = {each: after for each, _, after in subjects.unpack(read.subjects)}
+            self._tables[name] = _Known(read.messages.end, table, *subjects.unpack_head(read.subjects))
+        except RemoteProtocolError as error:
+            self.reports.append(CheckpointReport(name, str(error)))
+            self.flaws.append(FlawReport(name, f"it is of no use: {error}", _CHECKPOINT_REMEDY))
+        else:
+            self.newest = read
+            self.reports.append(CheckpointReport(name, None, read.epoch, read.messages.end, read.actions.end))
+
+    def check_batch(self, header: RecordHeader) -> None:
+        """A checkpoint that covers a batch must know that its sequences are used; otherwise they would be reused."""
+        for name, known in list(self._tables.items()):
+            if header.end <= known.end and known.used_to(header.subject_id) < header.first_sequence + header.count:
+                del self._tables[name]
+                why = (
+                    f"it contradicts the log: subject {header.subject_id} has sequence {header.first_sequence} already"
+                )
+                self.flaws.append(FlawReport(name, why, _CHECKPOINT_REMEDY))
+
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes done, bytes in all
-Owner: TypeAlias = Callable[[], int | None]  # who uses the directory now
+Owner: TypeAlias = Callable[[], int | None]  # the process that uses the directory now
 
 _LOOKS_MAX = 5  # retention deletes a segment every few minutes at worst; a look takes less
 _STEP_BYTES = 4 * limits.MIB  # between two calls of `progress`
@@ -55,17 +198,17 @@ def survey(
     owner: Owner = lambda: None,
     progress: Progress = lambda _done, _total: None,
 ) -> DirectorySurvey:
-    """Look at the whole directory. `WrongDirectory` where it is not ours or of another version."""
+    """Survey the whole directory. `WrongDirectory` for a foreign directory, or another version."""
     for _ in range(_LOOKS_MAX - 1):
         try:
             return _DirectoryLook(disk, verify, records_max, owner, progress).run()
-        except NoSuchFile:  # a living owner let it go meanwhile
+        except NoSuchFile:  # a running owner deleted it meanwhile
             continue
     return _DirectoryLook(disk, verify, records_max, owner, progress).run()
 
 
 class _Meter:
-    """How far the look has come."""
+    """Counts the bytes read so far, and reports progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -84,7 +227,7 @@ class _Meter:
 
 
 class _MeteredWalk(LogWalk):
-    """A walk that tells a meter how far it has come."""
+    """A walk that reports its progress to a meter."""
 
     meter: _Meter
 
@@ -105,7 +248,7 @@ class _MeteredWalk(LogWalk):
 
 
 class _DirectoryLook:
-    """One look at a directory, from beginning to end."""
+    """One survey of a directory, from beginning to end."""
 
     def __init__(self, disk: Disk, verify: bool, records_max: int, owner: Owner, progress: Progress) -> None:
         self._disk = disk
@@ -177,7 +320,7 @@ class _DirectoryLook:
             log_id,
             first_base=mark.first_base,
             vouched_end=mark.end,
-            believed_end=catching_up.read(self._disk).get(log),
+            believed_end=catch_up.read(self._disk).get(log),
         )
         walk.meter = self._meter
         walk.measure()
@@ -185,7 +328,7 @@ class _DirectoryLook:
         return walk
 
     def _names(self, messages: MessageTally) -> dict[int, str]:
-        """The checkpoint may know a name whose record has rotted, and of sequences that were given up."""
+        """Names by subject id. The checkpoint may know a name whose record has rotted, and skipped sequences."""
         if self._checkpoints.newest is not None:
             messages.table.restate(self._checkpoints.newest.subjects, position=0)
         return {each.id: str(each.name) for each in messages.table}
@@ -232,7 +375,7 @@ class _DirectoryLook:
         return found
 
     def _leftovers(self, messages: LogWalk) -> list[str]:
-        """Files that a killed process left behind and that do no harm."""
+        """Harmless files that a killed process left behind."""
         first = index_file.file_name(messages.first_base)  # names sort as numbers do
         indexes = (f"{index_file.DIRECTORY}/{name}" for name in self._disk.listing(index_file.DIRECTORY))
         orphans = [name for name in indexes if name < first and not name.endswith(TEMPORARY)]
@@ -245,11 +388,11 @@ class _DirectoryLook:
         return [f"{name} is left over from retention and is not read" for name in expired + orphans]
 
     def _changes(self) -> list[str]:
-        """What is being made of a copy."""
+        """Changes of a copy that are under way."""
         names = self._disk.listing("")
         said = {
-            catching_up.FILE: "this copy is catching up with its master: what is damaged at its end is torn",
-            wiping.FILE: "this copy is being begun anew: the next start finishes that",
+            catch_up.FILE: "this copy is catching up with its master: what is damaged at its end is torn",
+            reset_replica.FILE: "this copy is being begun anew: the next start finishes that",
             directory.INSTALLING: "this copy is being begun anew with its master's files: the next start finishes that",
         }
         return [sentence for name, sentence in said.items() if name in names]

@@ -1,4 +1,4 @@
-"""For tests of programs that use Fairway: the real broker and the real client, in memory, on a clock that tests move.
+"""Tests of programs that use Fairway: the real broker and the real client, in memory, on a clock that tests move.
 
     with fairway.testing.MemoryBroker() as broker:
         fw = broker.connect()                                  # a fairway.Client
@@ -8,8 +8,11 @@
         broker.clock.advance(hours=1)
         assert consumer.poll(timeout=1).attempt == 2
 
-Nothing is listened on, no thread is started, no file is written, and no time passes but virtual time: three days cost
-what happens in them. pytest finds the fixture `fairway_broker` by itself.
+The broker opens no port, starts no thread and writes no file, and only virtual time passes: three days cost as much as
+the events in them. pytest finds the fixture `fairway_broker` by itself.
+
+memory_broker     `MemoryBroker`, its clock, and the clients that it makes
+expiring_store    a store in memory for `fairway.ExpiringInbox`
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ if numpy_or_none() is None:
     )
 
 from fairway.testing.expiring_store import AsyncMemoryStore, MemoryStore
-from fairway.testing.memory_broker import MemoryBroker, VirtualClock
-from fairway.testing.memory_link import StillWaiting
+from fairway.testing.memory_broker import MemoryBroker, StillWaiting, VirtualClock
 
 __all__ = ["AsyncMemoryStore", "MemoryBroker", "MemoryStore", "StillWaiting", "VirtualClock"]

@@ -1,11 +1,11 @@
-"""A store of the kind that `fairway.ExpiringInbox` stands on, in memory, on a clock that tests may move."""
+"""A store in memory for `fairway.ExpiringInbox`, on a clock that tests may move."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from fairway.client.idempotence_expiring import ClaimState
-from fairway.world.clock import Clock, RealClock
+from fairway.client.idempotence_inboxes import ClaimState
+from fairway.runtime.clock import Clock, RealClock
 
 
 class _ExpiringEntry(NamedTuple):
@@ -14,7 +14,7 @@ class _ExpiringEntry(NamedTuple):
 
 
 class MemoryStore:
-    """An `ExpiringStore` for handlers that are plain functions. Several inboxes may share it, as they would Redis."""
+    """An `ExpiringStore` for handlers that are plain functions. Several inboxes may share a store, as with Redis."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or RealClock()
@@ -23,7 +23,7 @@ class MemoryStore:
     def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
         now_ns = self._clock.monotonic_ns()
         mine = _ExpiringEntry(holder, now_ns + hold_ms * 1_000_000)
-        found = self._entries.setdefault(key, mine)  # one step for all threads
+        found = self._entries.setdefault(key, mine)  # atomic among threads
         if found is mine:
             return ClaimState.MINE
         if found.until_ns <= now_ns:
@@ -45,7 +45,7 @@ class MemoryStore:
 
 
 class AsyncMemoryStore:
-    """The same for `async def` handlers."""
+    """An `AsyncExpiringStore`, for `async def` handlers."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._store = MemoryStore(clock)

@@ -1,53 +1,194 @@
-"""A broker in memory, its clock, and clients of it.
+"""A broker in memory, its clock, and its clients.
 
-The broker is the one that `fairway up` runs, on the disk and the net of `fairway.world`'s simulation; so retries,
-leases, dead letters, delayed messages and restarts are those of production, and the same seed gives the same run.
+The broker is the same code that `fairway up` runs, on the simulated disk and net of `fairway.runtime.simulated`. So
+retries, leases, dead letters, delayed messages and restarts are those of production, and the same seed gives the same
+run.
+
+`MemoryLink` takes the place of the threaded link under a blocking client. There is one thread, so the lock is empty,
+and a wait runs the simulated loop: virtual time passes.
+
+`MemoryDelay` is the delay server, the same code that `fairway up` runs. It starts with the first delayed message: a
+test without delayed messages does not pay for the server's look at its files every hour.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from fairway.broker.connection_leases import LEASE_MS
+from fairway.broker.consume import LEASE_MS
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.client.aio_face import AioClient
+from fairway.client.aio.client import AioClient
 from fairway.client.core import ClientOptions, Goal
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.client.url import BrokerAddress
 from fairway.delay.options import DelayOptions
-from fairway.delay.service import DelayWorld
-from fairway.errors import Misuse
+from fairway.delay.service import Delay, DelayWorld
+from fairway.errors import FairwayError, Misuse
 from fairway.limits import KIB, MIB
 from fairway.protocol import ConnectionOptions
+from fairway.runtime.loop_link import LoopLink
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.scheduling import SchedulerOptions
+from fairway.serving.memory_plan import MemoryAccount
 from fairway.storage.store import StoreOptions
-from fairway.testing.memory_delay import MemoryDelay
-from fairway.testing.memory_link import MemoryLink
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
 
 if TYPE_CHECKING:
     from fairway.client.app import App, Listener
-    from fairway.client.consumer import Consumer
+    from fairway.client.sync.consumer import Consumer
+    from fairway.client.url import BrokerAddress
     from fairway.protocol.delivery import Message
     from fairway.protocol.line import Line
-    from fairway.world.link import Link
+    from fairway.runtime.clock import Clock
+    from fairway.runtime.net import Net
+    from fairway.runtime.simulated.simulation import Simulation
+    from fairway.runtime.threaded_link import Link
+    from fairway.scheduling import Actor, Expiry, TurnResult
+    from fairway.serving.delay_port import DelayRequest
+    from fairway.serving.metrics import MetricsText
+
+
+FOR_EVER_S = 600.0  # virtual; longer than any lease, backoff or heartbeat that could end a wait by itself
+
+
+class StillWaiting(FairwayError):
+    """A wait without a timeout that no event of the test will ever end."""
+
+
+class MemoryLink:
+    """A link of `fairway.Client` on a simulated loop."""
+
+    in_reader = False
+    is_orphan = False
+
+    def __init__(
+        self, world: Simulation, line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock
+    ) -> None:
+        self._world = world
+        self._inner = world.run(_made(line, addresses, net, clock))
+        self.lock: AbstractContextManager[None] = nullcontext()
+
+    def start(self) -> None:
+        """Do nothing: the link runs whenever a call waits."""
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Let virtual time pass until `is_ready()`, or until the timeout has passed."""
+        limit_s = FOR_EVER_S if timeout_s is None else timeout_s
+        is_so = self._world.run(self._inner.wait(is_ready, limit_s))
+        if timeout_s is None and not is_so:
+            raise StillWaiting(f"nothing came in {FOR_EVER_S:g} virtual seconds: give a timeout, or advance the clock")
+        return is_so
+
+    def wait_told(self, register: Callable[[Callable[[], None]], None], timeout_s: float | None = None) -> bool:
+        """Wait until the callback given to `register` is called, or until the timeout has passed."""
+        told: list[bool] = []
+        register(lambda: told.append(True))
+        return self.wait(lambda: bool(told), timeout_s)
+
+    def announce(self) -> None:
+        """Do nothing: no other thread waits."""
+
+    def pump(self) -> None:
+        self._world.run(self._pump())
+
+    async def _pump(self) -> None:
+        self._inner.pump()
+
+    def stir(self) -> None:
+        self._inner.stir()
+
+    def close(self, timeout_s: float) -> None:
+        self._world.run(self._inner.close(timeout_s))
+
+
+async def _made(line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock) -> LoopLink:
+    return LoopLink(line, addresses, net, clock)
+
+
+class MemoryDelay:
+    """The delay server beside one run of a broker."""
+
+    def __init__(
+        self, world: DelayWorld, broker: BrokerAddress, options: DelayOptions | None, *, is_needed: bool
+    ) -> None:
+        """`is_needed`: the run before had started a delay server, so this one starts at once."""
+        self._world = world
+        self._broker = broker
+        self._options = options
+        self._delay: Delay | None = None
+        if is_needed:
+            self._started()
+
+    @property
+    def is_started(self) -> bool:
+        return self._delay is not None
+
+    def _started(self) -> Delay:
+        if self._delay is None:
+            self._delay = Delay.open(self._world, self._options, name="fairway in memory")
+            self._delay.reach_here(self._broker)
+        return self._delay
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult:
+        return self._started().request_handler.process(request, actor)
+
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None:
+        request.expire(expiry)
+
+    def fail(self, request: DelayRequest, error: Exception) -> None:
+        request.fail(error)
+
+    def show(self, out: MetricsText) -> None:
+        if self._delay is not None:
+            self._delay.request_handler.show(out)
+
+    def memory_accounts(self) -> list[MemoryAccount]:
+        return [] if self._delay is None else self._delay.request_handler.memory_accounts()
+
+    @property
+    def damaged(self) -> int:
+        return 0 if self._delay is None else self._delay.request_handler.damaged
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Look at the clock again: the test has set it."""
+        if self._delay is not None:
+            self._delay.due_timer.poke()
+
+    async def stop(self) -> None:
+        if self._delay is not None:
+            await self._delay.stop()
+
+    def die(self) -> None:
+        """Stop as `kill -9` would: nothing more is written or sent."""
+        if self._delay is not None:
+            self._delay.due_timer.stop()
+            self._delay.request_handler.close()
+            self._delay.dispatch_sender.abort()
+
 
 T = TypeVar("T")
 
 HOST = "memory"
 PORT = 20880
 URL = f"fairway://{HOST}:{PORT}"
-QUIET_S = 0.25  # virtual: when nothing has come for so long, nothing is on its way
+QUIET_S = 0.25  # virtual; if no message has come for so long, none is on its way
 _STORE = StoreOptions(action_segment_bytes=256 * KIB, low_water_bytes=0)
 
-# A connection in memory reports its end at once. So nobody pings, no consumer renews its lease, and a pull waits until
-# there is something to hand out. What is done every so often is done once a day, and by the delay server every hour.
+# A connection in memory reports its end at once. So there are no heartbeats, no consumer renews its lease, and a pull
+# waits until there are messages. The broker does its regular work once a day, the delay server every hour.
 _LONGEST_MS = LEASE_MS // 2
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -56,7 +197,7 @@ _CONNECTION = ConnectionOptions(has_heartbeat=False)
 
 
 class VirtualClock:
-    """The time in a test. It passes while somebody waits, and when told to."""
+    """The time in a test. It passes while a call waits, and by `advance`."""
 
     def __init__(self, world: Simulation, on_jump: Callable[[], None]) -> None:
         self._world = world
@@ -68,7 +209,7 @@ class VirtualClock:
     def advance(
         self, seconds: float = 0, *, milliseconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
     ) -> None:
-        """Let time pass, and everything happen that is due meanwhile. Time in which nothing is due costs nothing."""
+        """Let time pass, and let due events happen meanwhile. Time without due events costs nothing."""
         span = timedelta(seconds=seconds, milliseconds=milliseconds, minutes=minutes, hours=hours, days=days)
         self._world.run(asyncio.sleep(span.total_seconds()))
 
@@ -79,12 +220,12 @@ class VirtualClock:
 
 
 class MemoryBroker:
-    """A broker for one test. Leave its `with`, or `close` it, to end it and its clients."""
+    """A broker for one test. `close`, or leaving its `with`, ends the broker and its clients."""
 
     url = URL
 
     def __init__(self, seed: int | str = 0, *, delay: DelayOptions | None = None) -> None:
-        """`delay`: bounds for delayed messages, where a test is about those."""
+        """`delay`: the options of the delay server, for tests of its bounds."""
         self._world = Simulation(seed, steps_max=None)
         self._world.loop.set_exception_handler(self._unhandled)
         self._disk = SimDisk(self._world.rng.child("disk"), self._world.loop.call_later)
@@ -99,12 +240,12 @@ class MemoryBroker:
         self._broker = self._world.run(self._start())
 
     def _unhandled(self, _loop: object, context: dict[str, Any]) -> None:
-        """What a broker that was killed had still meant to do is no failure of the test."""
+        """Ignore the errors of tasks that a killed broker has left: they are no failure of the test."""
         if not isinstance(context.get("exception"), SimulatedPowerCut):
             self._world.loop.default_exception_handler(context)
 
     def _look_at_clock(self) -> None:
-        """A real delay server looks at its clock every minute, and this one when the clock was moved."""
+        """Let the delay server look at the clock: a real one does so every minute, this one after a jump."""
         if self._delay is not None:
             self._delay.poke()
 
@@ -135,7 +276,7 @@ class MemoryBroker:
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def connect(self, options: ClientOptions | None = None) -> Client:
-        """A client like that of `fairway.connect`; it is closed with the broker."""
+        """A client like that of `fairway.connect`. The broker closes it at its own end."""
         _check_no_spool(options)
         self._hosts += 1
         client = _MemoryClient(self._world, f"client-{self._hosts}", options)
@@ -144,7 +285,7 @@ class MemoryBroker:
         return client
 
     def aio_connect(self, options: ClientOptions | None = None) -> AioClient:
-        """A client like that of `fairway.aio.connect`, for code that `run` runs."""
+        """A client like that of `fairway.aio.connect`, for coroutines under `run`."""
         _check_no_spool(options)
         self._hosts += 1
         name = f"client-{self._hosts}"
@@ -152,13 +293,13 @@ class MemoryBroker:
         return AioClient(URL, 10, _quiet(options), world.net.host(name), world.clock, world.rng.child(name))
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the broker's own loop, where `asyncio.sleep` is virtual, too."""
+        """Run a coroutine on the broker's own loop, where `asyncio.sleep` takes virtual time, too."""
         return self._world.run(main)
 
     def handle(self, app: App) -> int:
-        """Have an app's handlers handle everything that is there for them now; how many messages that was.
+        """Let an app's handlers handle all messages that wait for them now; returns how many.
 
-        Handlers run one after the other in this thread, `async def` ones on the broker's loop.
+        Handlers run one after the other in this thread, and `async def` handlers on the broker's loop.
         """
         served = self._served.get(id(app))
         if served is None:
@@ -180,35 +321,35 @@ class MemoryBroker:
             app.handle(listener, messages)
         return len(messages)
 
-    # --- trouble -----------------------------------------------------------------------------------------------------
+    # --- restarts ----------------------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Stop the broker cleanly and start it again; clients find it by themselves."""
+        """Stop the broker cleanly and start it again; clients connect again by themselves."""
         self._world.run(self._stop())
         self._begin_again()
 
     def kill(self) -> None:
-        """`kill -9`, and start it again: nothing that was confirmed is lost."""
+        """Kill the broker as `kill -9` would, and start it again: no confirmed message is lost."""
         if self._delay is not None:
             self._delay.die()
         self._begin_again()
 
     def _begin_again(self) -> None:
         self._world.net.crash(HOST)
-        self._broker.desk.close()
+        self._broker.coordinator.close()
         self._disk = self._disk.crash_process()
         self._delay_disk = self._delay_disk.crash_process()
         self._broker = self._world.run(self._start())
 
     async def _stop(self) -> None:
-        """The delay server first: what it has on its way may still arrive."""
+        """Stop the delay server first: the messages that it has on their way may still arrive."""
         try:
             if self._delay is not None:
                 await self._delay.stop()
         finally:
             await self._broker.stop()
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- ending ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         clients, self._clients = self._clients, []
@@ -234,7 +375,7 @@ class MemoryBroker:
 
 
 class _MemoryClient(Client):
-    """`fairway.Client` on a link of its own kind."""
+    """`fairway.Client` on a `MemoryLink`."""
 
     def __init__(self, world: Simulation, name: str, options: ClientOptions | None) -> None:
         self._world = world
@@ -252,14 +393,14 @@ def _check_no_spool(options: ClientOptions | None) -> None:
 
 
 def _quiet(options: ClientOptions | None) -> ClientOptions:
-    """The same on a connection that needs no heartbeat."""
+    """The same options without heartbeats."""
     given = options or ClientOptions()
     hello = replace(given.line.hello, has_heartbeat=False)
     return replace(given, line=replace(given.line, hello=hello))
 
 
 def _small(options: DelayOptions) -> DelayOptions:
-    """The same on a disk and a net that are memory."""
+    """The same options, sized for a disk and a net in memory."""
     return replace(
         options,
         has_heartbeat=False,

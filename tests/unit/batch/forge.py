@@ -1,4 +1,4 @@
-"""Batches written by hand from the tables of docs/formats.md, sound or not; only the CRC is always right."""
+"""Batches written by hand from the tables of docs/internals/formats.md, sound or not; only the CRC is always right."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairway import batch
-from fairway.batch.secret import SECRET_BYTES
+from fairway.batch.identity import SECRET_BYTES
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig
@@ -28,7 +28,7 @@ from fairway.groups.config import encode
 from fairway.limits import KIB, MIB
 from fairway.protocol import ConnectionOptions, ControlMessage
 from fairway.protocol import messages as m
-from fairway.protocol.admin import (
+from fairway.protocol.admin_messages import (
     Configure,
     Configured,
     Depth,
@@ -46,9 +46,9 @@ from fairway.protocol.admin import (
     Switched,
     Weigh,
 )
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage.store import StoreOptions
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
 from tests.support.client import Client, Stream
 
 BROKER = "broker"
@@ -245,7 +245,7 @@ class Scene:
 
     def _forget(self, crash: Callable[[], SimDisk]) -> None:
         self.sim.net.crash(BROKER)
-        self.broker.desk.close()
+        self.broker.coordinator.close()
         self.disk = crash()
         self._control = None
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fairway.errors import Code, Refused
-from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
+from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from tests.unit.broker.scene import Scene, staged
 
 

@@ -10,7 +10,7 @@ from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.limits import KIB, MIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.storage.store import StoreOptions
 from tests.support.client import ConnectionEnded, Stream
 from tests.unit.broker.scene import Scene, Worker, options_of, refused, staged_with
@@ -51,7 +51,7 @@ async def drain(worker: Worker, *, most: int = 100) -> list[bytes]:
 
 def elsewhere_ns(scene: Scene, group: str) -> int:
     """What the group's actor was charged for work off the loop."""
-    [host] = [host for host in scene.broker.desk.groups if host.name == group]
+    [host] = [host for host in scene.broker.coordinator.groups if host.name == group]
     actor = scene.broker.scheduler.find(host.key)
     assert actor is not None
     return actor.elsewhere_ns

@@ -9,7 +9,7 @@ import msgspec
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever
+from fairway.protocol.admin_messages import Lever
 from tests.support.client import Client, Stream
 from tests.unit.broker.scene import SUBJECT, Handed, Scene, Worker, options_of, refused, staged, staged_with
 
@@ -60,7 +60,7 @@ async def test_groups_of_one_connection_take_half_and_a_good_group_goes_on(scene
     for worker in [await _greedy(scene, client, f"greedy-{number}") for number in range(10)]:
         _, code = await _take_all(worker)
         assert code is Code.BUSY
-    memory = scene.broker.desk.memory
+    memory = scene.broker.coordinator.memory
     assert memory.taken_bytes <= BUDGET // 2 + 10 * GROUP_ALONE_BYTES
     good = await scene.worker("ann", group="good")
     assert len(await good.drain()) == 2_000
@@ -127,18 +127,18 @@ async def test_groups_members_and_paused_names_are_bounded(scene: Scene) -> None
         with contextlib.suppress(Refused):
             await scene.worker("ann", group=f"another-{number}")
     assert await refused(scene.worker("ann", group="another")) is Code.BUSY
-    assert scene.broker.desk.memory.taken_bytes <= TINY.groups_bytes_max
+    assert scene.broker.coordinator.memory.taken_bytes <= TINY.groups_bytes_max
 
 
 @staged
 async def test_a_group_that_is_removed_is_forgotten(scene: Scene) -> None:
     ann = await scene.worker("ann")
-    memory = scene.broker.desk.memory
+    memory = scene.broker.coordinator.memory
     before = memory.taken_bytes
     await ann.leave()
     assert memory.taken_bytes == before - limits.MEMBER_BYTES == GROUP_ALONE_BYTES
-    [host] = scene.broker.desk.groups
-    scene.broker.desk.remove(host)
+    [host] = scene.broker.coordinator.groups
+    scene.broker.coordinator.remove(host)
     assert memory.taken_bytes == 0
 
 
@@ -147,9 +147,9 @@ async def test_a_lower_bound_after_a_restart_loads_everything_and_refuses_growth
     await scene.send(*([b"x"] * 500))
     greedy = await _greedy(scene, await scene.connect(), "greedy")
     taken = [await greedy.pull() for _ in range(3)]
-    before = scene.broker.desk.memory.taken_bytes
+    before = scene.broker.coordinator.memory.taken_bytes
     await scene.restart(TINY)
-    memory = scene.broker.desk.memory
+    memory = scene.broker.coordinator.memory
     assert memory.taken_bytes == before > TINY.groups_bytes_max
     again = await scene.worker("greedy", group="greedy", arrived=greedy.arrived)
     assert await refused(again.pull()) is Code.BUSY

@@ -40,7 +40,7 @@ def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start()
     groups.replay(record_at(hole.header.end, joined))
     host = groups.find(1, GroupName("shipping"))
     assert host is not None
-    assert [name for _, name in host.law.members()] == ["ann"]
+    assert [name for _, name in host.state_machine.members()] == ["ann"]
     assert groups.find(1, GroupName("billing")) is not None
 
 
@@ -61,7 +61,7 @@ def test_nor_is_one_of_messages_that_were_handed_out_there(action: Action, order
     groups.replay(record_at(first.header.end + 400, action))  # a PULL was there
     host = groups.find(1, GroupName("billing"))
     assert host is not None
-    assert [name for _, name in host.law.members()] == ["ann"]
+    assert [name for _, name in host.state_machine.members()] == ["ann"]
 
 
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
@@ -93,8 +93,10 @@ def handed_out(groups: Groups) -> list[int]:
     """To ann, of seven messages."""
     host = groups.find(1, GroupName("billing"))
     assert host is not None
-    host.law.begin_life(7, 0)
-    pulled = host.law.pull(ConsumerName("ann"), arrived=0, messages_max=100, fresh=None, now_ns=0, now_ms=NOW_MS)
+    host.state_machine.begin_life(7, 0)
+    pulled = host.state_machine.pull(
+        ConsumerName("ann"), arrived=0, messages_max=100, fresh=None, now_ns=0, now_ms=NOW_MS
+    )
     return [at for lot in pulled.lots for first, count in lot.ranges for at in range(first, first + count)]
 
 

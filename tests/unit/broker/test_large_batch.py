@@ -14,14 +14,14 @@ from fairway.batch import checksum
 from fairway.limits import KIB, MIB, PLAIN_CONTROL_BYTES_MAX
 from fairway.protocol import Bytes, RequestReceived, Verb
 from fairway.protocol.messages import Produce
+from fairway.runtime.buffers import LazyBuffer
 from fairway.scheduling import Account
-from fairway.serving.budget import Allowance
+from fairway.serving.memory_budget import Allowance
 from fairway.serving.requests import Requester, ServedRequest, admit
 from fairway.storage.store import Store
-from fairway.world.buffers import LazyBuffer
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene, options_of
-from tests.unit.broker.test_batch_checks import PooledScene
+from tests.unit.broker.test_produce import PooledScene
 
 PAYLOADS = [random.Random(7).randbytes(3 * MIB), b"small"]
 DATA = batch.encode(PAYLOADS, producer_id=9, first_sequence=0, created_ms=1)
@@ -99,13 +99,13 @@ def test_a_large_batch_is_stored_from_its_buffer_and_the_buffer_is_freed(monkeyp
     freed: list[int] = []
 
     async def story(scene: Scene) -> None:
-        discard = scene.broker.hall.discard_buffer
+        discard = scene.broker.session_manager.discard_buffer
 
         def note(buffer: LazyBuffer) -> None:
             freed.append(len(buffer))
             discard(buffer)
 
-        monkeypatch.setattr(scene.broker.hall, "discard_buffer", note)
+        monkeypatch.setattr(scene.broker.session_manager, "discard_buffer", note)
         watched = Watched(scene.broker.store)
         monkeypatch.setattr(scene.broker.store, "produce", watched.produce)
         raw = await Raw.connect(scene.sim.net.host("large"), BROKER, PORT)

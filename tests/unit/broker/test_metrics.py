@@ -9,14 +9,14 @@ from fairway.groups import GroupConfig
 from fairway.protocol import Bytes, ControlMessage, codec
 from fairway.protocol import messages as m
 from fairway.protocol.frames import write
-from fairway.replication.figures import families as figures_of_copies
-from fairway.replication.standing import CopyStatus
+from fairway.replication.copy_status import CopyStatus
+from fairway.replication.metrics import families as figures_of_copies
 from fairway.storage.retention import Policy
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
-from tests.unit.broker.test_housekeeping import HOUR_S, fill, keeping
+from tests.unit.broker.test_maintenance import HOUR_S, fill, keeping
 
-MANUAL = Path(__file__).parents[3] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "how-to" / "operations.md"
 BILLING = '{subject="orders",group="billing"}'
 
 
@@ -79,7 +79,7 @@ async def test_what_the_connection_refuses_by_itself_is_counted(scene: Scene) ->
     await scene.sleep(1)
     odd.send(*said(m.Pull("orders", "billing", "odd", 1, 1, 5_000, 0), 3))
     await scene.sleep(1)
-    scene.broker.hall.close("enough")
+    scene.broker.session_manager.close("enough")
     odd.send(*said(m.Leave("orders", "billing", "odd", 0), 4))
     await scene.sleep(1)
     seen = figures(scene)

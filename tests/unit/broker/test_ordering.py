@@ -12,7 +12,7 @@ from fairway.groups import AfterDead, Backoff, GroupConfig, Mode, Order
 from fairway.groups.config import decode, encode
 from fairway.limits import KIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Configure, Configured, Lever
+from fairway.protocol.admin_messages import Configure, Configured, Lever
 from fairway.storage.store import StoreOptions
 from tests.unit.broker.scene import GROUP, SUBJECT, Handed, Scene, Worker, options_of, refused, staged
 
@@ -252,8 +252,8 @@ async def test_retention_takes_what_is_parked(scene: Scene) -> None:
     (ann,) = await crew(scene, "ann")
     await scene.send_keyed("a1", "a2", "a3", "b1")
     await ann.pull(most=1)
-    host = scene.broker.desk.host(SUBJECT, GROUP)
-    scene.broker.desk.carry_out(host, host.law.forsake(2, now_ms=scene.clock.wall_ms()))
+    host = scene.broker.coordinator.host(SUBJECT, GROUP)
+    scene.broker.coordinator.carry_out(host, host.state_machine.forsake(2, now_ms=scene.clock.wall_ms()))
     await scene.sleep(1)
     state = await scene.describe()
     assert (state.lost, state.parked, state.dead) == (1, 0, 1)

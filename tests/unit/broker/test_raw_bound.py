@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fairway import batch
-from fairway.broker.fitting import fitting_batches, fitting_raw
+from fairway.broker.response_bounds import fitting_batches, fitting_raw
 from fairway.groups import Backoff, GroupConfig, Handout, Order
 from fairway.limits import KIB, MIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.message_log import StoredBatch
 from tests.unit.broker.scene import SUBJECT, Scene, Worker, staged

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fairway import batch, limits
-from fairway.broker.dead_letter import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
+from fairway.broker.dead_letters import HISTORY, HISTORY_ATTEMPTS, HISTORY_SEQUENCE, HISTORY_SUBJECT
 from fairway.errors import Code
 from fairway.groups import GroupConfig
 from fairway.groups.attempts import decode
 from fairway.names import GroupName, Subject
-from fairway.protocol.admin import Lever
+from fairway.protocol.admin_messages import Lever
 from tests.unit.broker.scene import Scene, Worker, refused, staged
 
 DEAD = "dead:billing:orders"
@@ -228,7 +228,7 @@ async def test_an_inbox_is_durable_before_anything_lies_in_it(scene: Scene) -> N
         await scene.sleep(0.001)
     while not inbox.next_sequence:
         await scene.sleep(0.001)
-    made = scene.broker.desk.groups.find(inbox.id, GroupName("billing"))
+    made = scene.broker.coordinator.groups.find(inbox.id, GroupName("billing"))
     assert made is not None
     assert store.actions.log.committed_end == store.actions.log.end
     assert (await redriving).count == 1

@@ -6,7 +6,7 @@ import msgspec
 
 from fairway.groups import AfterDead, Backoff, Coalesce, GroupConfig, Order
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever
+from fairway.protocol.admin_messages import Lever
 from tests.unit.broker.scene import Handed, Scene, Worker, staged
 
 LEASE_S = 15

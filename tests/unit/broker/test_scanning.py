@@ -7,7 +7,7 @@ import asyncio
 from fairway.broker.scan import BESIDE_GROUPS_BYTES_MAX
 from fairway.limits import KIB, MIB
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from tests.unit.broker.scene import SUBJECT, Scene, staged
 
 BATCHES = 20

@@ -11,7 +11,7 @@ from fairway import limits
 from fairway.broker.server import Broker, BrokerWorld
 from fairway.errors import Code, Refused, StorageFault, Unreachable
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.storage.flusher import Durability
 from tests.support.client import ConnectionEnded, Stream
 from tests.unit.broker.scene import BROKER, STORE, Scene, options_of, staged, staged_with

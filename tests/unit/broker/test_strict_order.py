@@ -9,7 +9,7 @@ import msgspec
 from fairway.groups import AfterDead, Backoff, GroupConfig, Order
 from fairway.groups.config import encode
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Configure, Configured, Lever
+from fairway.protocol.admin_messages import Configure, Configured, Lever
 from tests.unit.broker.scene import GROUP, SUBJECT, Handed, Scene, Worker, staged
 
 LEASE_S = 15

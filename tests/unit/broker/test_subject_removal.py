@@ -9,7 +9,17 @@ import pytest
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Lever, Removed, RemoveGroup, RemoveSubject, Scan, Scanned
+from fairway.protocol.admin_messages import (
+    Depth,
+    Describe,
+    Described,
+    Lever,
+    Removed,
+    RemoveGroup,
+    RemoveSubject,
+    Scan,
+    Scanned,
+)
 from tests.support.client import Stream
 from tests.unit.broker.scene import GROUP, SUBJECT, Scene, refused, staged
 
@@ -47,7 +57,7 @@ async def test_a_subject_whose_groups_are_done_is_removed_without_force(scene: S
     assert await remove(scene) == Removed(True, groups=1)
     assert await names(scene) == set()
     assert await remove(scene) == Removed(False)
-    assert len(scene.broker.desk.groups) == 0
+    assert len(scene.broker.coordinator.groups) == 0
 
 
 @staged
@@ -87,8 +97,8 @@ def test_it_stays_removed_and_its_groups_with_it(ending: str) -> None:
         await remove(scene, force=True)
         await getattr(scene, ending)()
         assert await names(scene) == set()
-        assert len(scene.broker.desk.groups) == 0
-        assert not scene.broker.desk.groups.read_only
+        assert len(scene.broker.coordinator.groups) == 0
+        assert not scene.broker.coordinator.groups.read_only
         bob = await scene.worker("bob")
         await scene.send(b"new", stream=Stream(9))
         handed = await bob.pull()
@@ -103,17 +113,19 @@ async def test_a_crash_between_the_two_logs_leaves_no_group_behind(scene: Scene)
     await scene.worker("ann")
     await scene.send(b"a")
     store = scene.broker.store
-    state = store.messages.views.subjects.find(scene.broker.desk.subject(SUBJECT).name)
+    state = store.messages.views.subjects.find(scene.broker.coordinator.subject(SUBJECT).name)
     assert state is not None
     store.messages.on_removed = lambda _gone: None  # the process dies before it writes the REMOVE of the groups
     store.remove_subjects([state])
     await scene.sleep(1)
     await scene.kill()
-    assert len(scene.broker.desk.groups) == 0
+    assert len(scene.broker.coordinator.groups) == 0
     bob = await scene.worker("bob")
     assert (await bob.pull()).payloads == []
     await scene.kill()
-    assert {host.subject_id for host in scene.broker.desk.groups} == {scene.broker.desk.subject(SUBJECT).id}
+    assert {host.subject_id for host in scene.broker.coordinator.groups} == {
+        scene.broker.coordinator.subject(SUBJECT).id
+    }
 
 
 @staged
@@ -204,7 +216,7 @@ async def test_a_group_goes_with_its_dead_letters_where_that_is_asked_for(scene:
     assert (removed.existed, removed.messages) == (True, 2)
     await scene.kill()
     assert await names(scene) == {SUBJECT}
-    assert len(scene.broker.desk.groups) == 0
+    assert len(scene.broker.coordinator.groups) == 0
 
 
 @staged

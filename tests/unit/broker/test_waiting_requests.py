@@ -11,16 +11,15 @@ import pytest
 
 from fairway import limits
 from fairway.broker.produce import NewNames
-from fairway.broker.watching import RELEASED_PER_TURN
+from fairway.broker.wait_lists import RELEASED_PER_TURN
 from fairway.errors import Refused
 from fairway.limits import MIB
 from fairway.names import Subject
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever, Scan, Scanned
-from fairway.protocol.routing import ClientRole, Route, Routed
-from fairway.protocol.tracing import Retrace, Retraced
-from fairway.serving.hall import _WITHDRAWN_PER_TURN
+from fairway.protocol.admin_messages import Lever, Retrace, Retraced, Scan, Scanned
+from fairway.protocol.route_messages import ClientRole, Route, Routed
 from fairway.serving.requests import ServedRequest
+from fairway.serving.session_manager import _WITHDRAWN_PER_TURN
 from tests.support.client import Client, Stream
 from tests.unit.broker.scene import GROUP, SUBJECT, Scene, options_of, staged, staged_with
 
@@ -152,7 +151,7 @@ async def test_thousands_of_scans_look_again_a_few_at_a_time(scene: Scene) -> No
     assert state is not None
     lane = next(actor for actor in scene.broker.scheduler if actor.key[0] == "scan")  # type: ignore[index]
     assert not lane.mailbox
-    scene.broker.desk.watches.release(state.id)
+    scene.broker.coordinator.watches.release(state.id)
     assert len(lane.mailbox) == RELEASED_PER_TURN
     await scene.send(b"b")
     told = await asyncio.gather(*scans, return_exceptions=True)
@@ -167,9 +166,9 @@ async def test_scans_about_to_look_again_end_with_their_connection_and_with_the_
     await asyncio.sleep(1)
     state = scene.broker.store.messages.views.subjects.find(Subject.parse(SUBJECT))
     assert state is not None
-    scene.broker.desk.watches.release(state.id)
+    scene.broker.coordinator.watches.release(state.id)
     client.abort()
-    scene.broker.desk.watches.close()
+    scene.broker.coordinator.watches.close()
     told = [each for each in await asyncio.gather(*ends, return_exceptions=True) if isinstance(each, Refused)]
     assert len(told) >= RELEASED_PER_TURN, "the broker stops"
     assert requests_in_memory() == 0
@@ -234,7 +233,7 @@ async def test_produce_to_subjects_that_do_not_exist_has_one_actor(scene: Scene)
 
 @staged
 async def test_what_is_refused_outright_has_a_tenth_of_the_time(scene: Scene) -> None:
-    rests = [scene.broker.hall.rest_ms(1_000_000) for _ in range(10)]
+    rests = [scene.broker.session_manager.rest_ms(1_000_000) for _ in range(10)]
     assert rests[-1] == 10 * limits.REFUSALS_SHARE, "over all connections"
 
 
@@ -246,12 +245,12 @@ async def test_the_requests_of_a_lost_connection_are_withdrawn_a_few_at_a_time(s
     asked = [begin(scan(client)) for _ in range(100)]
     await scene.sleep(0.1)
     before = requests_in_memory()
-    hall = scene.broker.hall
-    [session] = [each for each in hall._sessions if len(each.waiting) == 100]
+    session_manager = scene.broker.session_manager
+    [session] = [each for each in session_manager._sessions if len(each.waiting) == 100]
     session.connection_lost(None)
-    assert len(hall._orphans) == 100
-    hall._withdraw_some()
-    assert len(hall._orphans) == 100 - _WITHDRAWN_PER_TURN
+    assert len(session_manager._orphans) == 100
+    session_manager._withdraw_some()
+    assert len(session_manager._orphans) == 100 - _WITHDRAWN_PER_TURN
     client.abort()
     del session, asked
     await scene.sleep(1)

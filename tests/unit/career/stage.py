@@ -70,7 +70,7 @@ class Clerk(fairway.Career):
             self.diary.note(f"{self.who} executes")
         if self.go is not None:
             assert self.go.wait(WAIT_S)
-        self.mandate.check()
+        self.leadership.check()
         self.pieces += 1
         threading.Event().wait(0.002)
         if self._pieces_left is None:

@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from fairway.career.law import Confirmation
+from fairway.career.state_machine import Confirmation
 from fairway.errors import Misuse
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 from fairway.sql import SqlElection
 from fairway.sql.election import NoElection, _Row
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
 from tests.unit.career.stage import Candidate, Clerk, Diary, running
 
 LEASE_MS = 600
@@ -68,7 +68,7 @@ def test_leader_that_is_cut_off_from_the_database_stops_before_another_one_rules
 
     class Watching(Clerk):
         def inaugurate(self) -> None:
-            held.append(first.career._mandate is not None and first.career._mandate.holds)
+            held.append(first.career._leadership is not None and first.career._leadership.holds)
             super().inaugurate()
 
     second.career.__class__ = Watching

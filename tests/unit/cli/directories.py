@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.names import Subject
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import SeededRng
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import ManualClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import SeededRng
 
 KIB = 1024
 SMALL = StoreOptions(segment_bytes=8 * KIB, action_segment_bytes=4 * KIB, low_water_bytes=0)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import fairway
 from fairway.cli.main import app
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.tidy.source import ROOT
 
 READY_S = 60.0

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.process import Child
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.process import Child
 from tests.support.client import Client, Stream
 from tests.tidy.source import ROOT
 from tests.unit.cli.directories import make, tree

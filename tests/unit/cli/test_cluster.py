@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fairway.cli.cluster import lag_bytes
-from fairway.lookup.opening import open_registry
-from fairway.protocol.routing import Copy
+from fairway.lookup.registries import open_registry
+from fairway.protocol.route_messages import Copy
 from fairway.registry.layout import GroupRecord, RegisteredCopy
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.process import Child
-from fairway.world.rng import RealRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.process import Child
+from fairway.runtime.rng import RealRng
 from tests.support import copies
 from tests.unit.cli.running import Cli
 
@@ -170,7 +170,7 @@ def test_a_second_owner_of_an_sqlite_registry_is_refused(meta: tuple[Cli, str]) 
     ("arguments", "words"),
     [
         ((), "give --registry sqlite:DIR"),
-        (("--registry", "meta://a:1"), "no registry for another"),
+        (("--registry", "meta://a:1"), "cannot be the registry of another"),
         (("--registry", "redis://a:1"), "zookeeper://"),
         (("--registry", "sqlite:x", "--host", "0.0.0.0"), "--allow-remote"),
         (("--registry", "sqlite:x", "--spread", "0"), "spread"),

@@ -1,13 +1,13 @@
-"""`fairway cluster --check`: a sentence for each thing that is not well."""
+"""`fairway cluster --check`: a sentence for each problem."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from fairway.cli.cluster_check import troubles
-from fairway.protocol.admin import BrokerState
-from fairway.protocol.routing import Copy, GroupRoute, Routed
+from fairway.cli.cluster import troubles
+from fairway.protocol.admin_messages import BrokerState
+from fairway.protocol.route_messages import Copy, GroupRoute, Routed
 
 MASTER = Copy("a1", "h:1", "master", is_in_sync=True)
 FOLLOWER = Copy("a2", "h:2", "follower", is_in_sync=True)

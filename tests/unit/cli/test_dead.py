@@ -1,4 +1,4 @@
-"""`dead list|show|redrive`: what a group has given up, and back to it."""
+"""`dead list|show|redrive`: show and redrive messages that a group has given up."""
 
 from __future__ import annotations
 

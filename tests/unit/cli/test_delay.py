@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fairway.batch import MessageId
-from fairway.cli import place, times
+from fairway.cli import arguments
 from fairway.errors import Misuse
-from fairway.world.clock import ManualClock
+from fairway.runtime.clock import ManualClock
 from tests.unit.cli.running import Cli
 
 CLOCK = ManualClock(1_700_000_000_000)
@@ -124,12 +124,12 @@ def test_a_list_for_people(cli: Cli) -> None:
         (("produce", "s", "x", "--at", "2027-01-01T00:00:00"), "no time zone"),
         (("produce", "s", "x", "--at", "tomorrow"), "2027-01-01T00:00:00Z"),
         (("produce", "s", "x", "--after", "1h", "--at", "2027-01-01T00:00:00Z"), "not both"),
-        (("delay", "cancel"), "name the ids"),
-        (("delay", "cancel", "x", "--key", "k"), "name the ids"),
+        (("delay", "cancel"), "give message IDs"),
+        (("delay", "cancel", "x", "--key", "k"), "give message IDs"),
         (("delay", "cancel", "--key", "k"), "subject="),
         (("delay", "cancel", "o-42"), "an id has 26"),
         (("delay", "reschedule", str(MessageId(1, 1))), "after= or by at="),
-        (("delay", "list", "--from", "yesterday"), "no time"),
+        (("delay", "list", "--from", "yesterday"), "not a time"),
         (("delay", "histogram", "--width", "0s"), "width of 0"),
     ],
 )
@@ -159,15 +159,15 @@ def test_nobody_there_is_status_3(cli: Cli) -> None:
     ],
 )
 def test_a_stretch_of_time(text: str, span: timedelta) -> None:
-    assert times.span(text) == span
-    assert times.ahead(text, CLOCK) == NOW + span
-    assert place.parse(text, CLOCK) == NOW - span
+    assert arguments.span(text) == span
+    assert arguments.ahead(text, CLOCK) == NOW + span
+    assert arguments.parse(text, CLOCK) == NOW - span
 
 
 def test_a_stretch_that_is_too_long_is_said() -> None:
     with pytest.raises(Misuse, match="longer than there is time"):
-        times.span("99999999999999d")
+        arguments.span("99999999999999d")
 
 
 def test_a_time() -> None:
-    assert times.ahead("2027-01-01T00:00Z", CLOCK) == times.due("2027-01-01T02:00+02:00")
+    assert arguments.ahead("2027-01-01T00:00Z", CLOCK) == arguments.due("2027-01-01T02:00+02:00")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.support.ports import free_port
 from tests.unit.cli.running import Cli
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.cli.demo_traffic import Traffic
-from fairway.world.process import Child
+from fairway.cli.demo.cluster import Traffic
+from fairway.runtime.process import Child
 from tests.unit.cli.running import Cli, up
 
 SHOW_S = 180.0

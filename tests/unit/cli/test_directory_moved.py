@@ -13,7 +13,7 @@ import pytest
 
 import fairway
 from fairway.errors import FairwayError
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.unit.cli.running import READY_S, up
 
 SENTENCE = "is no longer the directory that this process locked"

@@ -1,4 +1,4 @@
-"""`doctor` says what is wrong and what to do about it; `bench` measures what is there."""
+"""`doctor` names problems and remedies; `bench` measures a running broker."""
 
 from __future__ import annotations
 

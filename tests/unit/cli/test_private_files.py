@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.unit.cli.running import READY_S, Cli, up
 
 NOBODY = Cli("fairway://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Flags over environment over file over default, from one class; and who says where a value came from."""
+"""Settings: a flag counts before the environment, the file and the default; `config show` names the origin."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairway.cli import broker, delay_serve, meta, subjects
-from fairway.cli.options import SETTINGS, CliOptions, DurabilityChoice
-from fairway.cli.settings import resolve
+from fairway.cli import broker, delay_server, meta, subject
+from fairway.cli.settings import SETTINGS, CliOptions, DurabilityChoice, resolve
 from fairway.errors import Misuse
-from fairway.storage import retention_choice
+from fairway.storage import retention
 from tests.tidy.source import ROOT
 from tests.unit.cli.running import Cli
 
@@ -117,7 +116,7 @@ def test_an_age_that_no_directory_can_record_is_refused(hours: str) -> None:
 def test_the_smallest_and_the_greatest_age_can_be_recorded(hours: str) -> None:
     age_ms = broker.broker_options(resolve(None, keep_hours=hours).options).store.retention.age_ms_max
     assert age_ms is not None
-    assert retention_choice.unpack(retention_choice.pack(age_ms)) == age_ms == float(hours) * 3_600_000
+    assert retention.unpack(retention.pack(age_ms)) == age_ms == float(hours) * 3_600_000
 
 
 @pytest.mark.parametrize("name", ["keep_gib", "keep_owed_gib", "horizon_days"])
@@ -131,7 +130,7 @@ def test_a_bound_that_is_no_number_is_refused(name: str, value: str) -> None:
 
 
 def test_the_document_has_every_setting_as_it_is() -> None:
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     expected = [
         (each.name, each.flag, each.variable, each.shown_default, each.description) for each in SETTINGS.values()
     ]
@@ -141,7 +140,7 @@ def test_the_document_has_every_setting_as_it_is() -> None:
 def test_every_setting_is_a_flag_of_the_right_kind() -> None:
     """A flag is `T | None` where the setting is a `T`, because not given is not a value."""
     flags = {}
-    for verb in (broker.up, broker.serve, delay_serve.serve, meta.serve, subjects.subjects):
+    for verb in (broker.up, broker.serve, delay_server.serve, meta.serve, subject.subjects):
         hints = typing.get_type_hints(verb)
         flags.update({name: hints[name] for name in inspect.signature(verb).parameters if name in SETTINGS})
     assert flags.keys() == SETTINGS.keys()

@@ -1,4 +1,4 @@
-"""`fairway spool`: what waits on disk is shown, and brought to the broker."""
+"""`fairway spool`: shows the messages that wait on disk, and sends them to the broker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 import fairway
 from fairway.batch import MessageId, encode
-from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import SpoolEntry
-from fairway.protocol.diversion import Handed
-from fairway.world.clock import RealClock
-from fairway.world.rng import RealRng
-from fairway.world.yard import SharedDirectory
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.journal_record import SpoolEntry
+from fairway.protocol.spool_port import Handed
+from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
+from fairway.runtime.shared_directory import SharedDirectory
 from tests.support.ports import free_port
 from tests.unit.cli.running import Cli
 
@@ -167,7 +167,7 @@ def test_what_was_set_aside_is_put_back_and_sent_under_the_ids_of_its_receipts(c
         pass
     shown = cli.run("spool", "status", spool, status=4)
     assert f"{name}/1" in shown
-    assert "to send it again, once the cause is mended: `fairway spool retry" in shown
+    assert "remove the cause, then send the batches again: `fairway spool retry" in shown
     done = cli.json("spool", "retry", spool, f"{name}/1", f"{name}/9", status=1)
     assert (done["ids"], done["messages"], done["unknown"]) == ([f"{name}/1"], 1, [f"{name}/9"])
     told, wrong = cli.both("spool", "retry", spool)
@@ -201,8 +201,8 @@ def test_what_is_refused_again_is_set_aside_again_and_can_be_discarded(cli: Cli,
     [journal] = cli.json("spool", "status", spool, status=4)["journals"]
     [aside] = journal["set_aside"]
     assert aside["number"] > 0
-    assert "name the ids of batches, or say --all" in cli.fails("spool", "discard", spool, status=2)
-    assert "is not among what was set aside" in cli.fails("spool", "discard", spool, f"{journal['name']}/77", status=1)
+    assert "give the IDs of batches, or --all" in cli.fails("spool", "discard", spool, status=2)
+    assert "is set aside" in cli.fails("spool", "discard", spool, f"{journal['name']}/77", status=1)
     told = cli.run("spool", "discard", spool, f"{journal['name']}/{aside['number']}")
     assert "1 batch with 1 message deleted" in told
     assert cli.json("spool", "discard", spool, "--all")["ids"] == []
@@ -229,7 +229,7 @@ def test_what_waits_for_a_group_that_is_gone_is_freed_by_a_word(cli: Cli, tmp_pa
     assert "if it was given up for good: `fairway spool retry --group`" in told
     free = ("spool", "retry", spool, "--group", "gone")
     assert "2 messages may be stored in broker group gone already" in cli.fails(*free, status=2)
-    assert "is no meta server" in cli.fails(*free, "--may-repeat", status=2)
+    assert "is not a meta server" in cli.fails(*free, "--may-repeat", status=2)
     nobody = NOBODY.replace("fairway://", "meta://")
     assert "no meta server at" in cli.fails(*free, "--may-repeat", "--url", nobody, "--patience-s", "0.1", status=3)
     assert cli.json("spool", "status", spool)["journals"][0]["pinned"]["gone"] == 2

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.support.ports import free_port
 from tests.tidy.source import ROOT
 from tests.unit.cli.running import READY_S, Cli, up
@@ -271,7 +271,7 @@ def test_the_console_script_is_the_one_that_ends_quietly() -> None:
 
 _INTERRUPTED_BEFORE_IT_LISTENS = """
 import os, signal
-from fairway.world import service
+from fairway.runtime import service
 
 listen = service.asked_to_end
 

@@ -1,4 +1,4 @@
-"""What other people have written reaches an operator's terminal escaped, and a pipe as it is."""
+"""Text of other users is escaped on an operator's terminal, and reaches a pipe as it is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from fairway.errors import Code, Refused
 from fairway.protocol import ControlMessage
-from fairway.protocol.admin import BrokerState, Describe, Described, GroupDescription, SubjectDescription
-from fairway.protocol.routing import Copy, GroupRoute, Routed, SubjectRoute
+from fairway.protocol.admin_messages import BrokerState, Describe, Described, GroupDescription, SubjectDescription
+from fairway.protocol.route_messages import Copy, GroupRoute, Routed, SubjectRoute
 from tests.support.stub_server import Reply, StubServer
 from tests.unit.cli.running import Cli, on_terminal
-from tests.unit.world.test_terminal import watched
+from tests.unit.runtime.test_terminal import watched
 
 WAIT_S = 60.0
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[red]y[/red][link=https://example.org]z[/link]"
@@ -132,8 +132,8 @@ def test_a_directory_with_a_hostile_name(tmp_path: Path) -> None:
 
 
 def test_the_lines_of_a_job_on_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairway.spark.jobs import program
+    from fairway.spark.jobs import job
 
     screen = watched(monkeypatch)
-    program.tell(None, False, [HOSTILE])  # type: ignore[arg-type]
+    job.tell(None, False, [HOSTILE])  # type: ignore[arg-type]
     check(screen.text)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fairway.cli import top
-from fairway.cli.rates import GroupRow
+from fairway.cli.top import GroupRow
 from tests.tidy.source import ROOT
 from tests.unit.cli.running import Cli
 

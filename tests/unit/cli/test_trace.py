@@ -1,4 +1,4 @@
-"""`fairway trace`: one message's life, from the logs of a real broker and from an archive."""
+"""`fairway trace`: the history of a message, from the logs of a real broker and from an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fairway trace` of a whole cluster: two broker groups and two delay servers are asked, and one timeline is told."""
+"""`fairway trace` of a whole cluster: two broker groups, two delay servers and one timeline."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import fairway
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.routing import SubjectRoute
-from fairway.spark.places import ServerGroupAddress, caller_to
-from fairway.world.clock import RealClock
-from fairway.world.process import Child
+from fairway.protocol.route_messages import SubjectRoute
+from fairway.runtime.clock import RealClock
+from fairway.runtime.process import Child
+from fairway.spark.server_groups import ServerGroupAddress, caller_to
 from tests.support.stub_server import group
 from tests.unit.cli.running import READY_S, Cli
-from tests.unit.cli.test_delay_serve import address_of
+from tests.unit.cli.test_delay_server import address_of
 from tests.unit.cli.test_trace import archive_of, told
 from tests.unit.client.cluster import Cluster, clustered
 

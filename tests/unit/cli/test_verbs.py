@@ -1,4 +1,4 @@
-"""What holds for every verb: nobody there is status 3, help is quick and light, and what is missing has a name."""
+"""Rules for every verb: unreachable is status 3, help is quick and light, an error names the missing package."""
 
 from __future__ import annotations
 

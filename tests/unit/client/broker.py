@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairway.world.process import Child
+from fairway.runtime.process import Child
 from tests.tidy.source import ROOT
 
 READY_S = 60.0

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import fairway
-from fairway.protocol.routing import GroupRoute, SubjectRoute
+from fairway.protocol.route_messages import GroupRoute, SubjectRoute
 from tests.support.stub_server import FakeMeta, group
 from tests.unit.client.broker import WAIT_S, Running, running
 

@@ -16,7 +16,7 @@ from fairway.groups import GroupConfig
 from tests.support.ports import free_port
 from tests.unit.client.broker import WAIT_S, Running, running
 from tests.unit.client.test_trouble import answering
-from tests.unit.world.loops import LOOPS, loops_of
+from tests.unit.runtime.loops import LOOPS, loops_of
 
 Story = Callable[[fairway.aio.Client, str], Coroutine[Any, Any, None]]
 SMALL = ClientOptions(producer=fairway.ProducerOptions(buffer_messages_max=100, batch_messages_max=10))

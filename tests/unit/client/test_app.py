@@ -14,7 +14,7 @@ import pytest
 
 import fairway
 from fairway.client.app import App
-from fairway.client.handling import Reject, Retry
+from fairway.client.handler_results import Reject, Retry
 from fairway.errors import Misuse, Refused
 from fairway.protocol.messages import Whence
 from tests.support.one_session import share_one_secret

@@ -16,8 +16,8 @@ import pytest
 import fairway
 from fairway.client.app import App
 from fairway.groups import GroupConfig
+from fairway.runtime.host import free_port
 from fairway.testing import MemoryBroker
-from fairway.world.ports import free_port
 from tests.tidy.source import ROOT
 from tests.unit.client.broker import WAIT_S, Running
 from tests.unit.client.test_app import running, until

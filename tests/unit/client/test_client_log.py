@@ -23,9 +23,9 @@ from fairway.client.client_log import (
 )
 from fairway.client.core import Goal
 from fairway.client.url import BrokerAddress
-from fairway.protocol.consumption import JoinDelayed
+from fairway.protocol.consumer_options import JoinDelayed
 from fairway.protocol.line import Line
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 
 GOAL = Goal((BrokerAddress("127.0.0.1", 20880), BrokerAddress("127.0.0.1", 20881)))
 PLACE = "the broker at fairway://127.0.0.1:20880,127.0.0.1:20881"

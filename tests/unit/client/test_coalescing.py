@@ -10,7 +10,7 @@ import pytest
 import fairway
 from fairway.client.coalescing import HOTTEST_KEYS
 from fairway.errors import Misuse, Refused
-from fairway.world.clock import ManualClock
+from fairway.runtime.clock import ManualClock
 from tests.unit.client.broker import WAIT_S, Running
 
 Coordinator = fairway.QueueCoordinator[str]
@@ -36,8 +36,8 @@ def ended(*threads: threading.Thread) -> None:
 def test_first_works_second_waits_third_is_declined() -> None:
     coordinator = Coordinator()
     turns = [coordinator.acquire("k") for _ in range(4)]
-    assert [turn.standing for turn in turns] == [ACCEPTED, WAITING, DECLINED, DECLINED]
-    assert coordinator.acquire("another").standing is ACCEPTED
+    assert [turn.status for turn in turns] == [ACCEPTED, WAITING, DECLINED, DECLINED]
+    assert coordinator.acquire("another").status is ACCEPTED
     assert turns[0].release()
     assert turns[1].is_mine
     assert turns[1].wait()
@@ -60,7 +60,7 @@ def test_release_by_one_that_is_not_the_head_does_nothing() -> None:
     head, tail, third = (coordinator.acquire("k") for _ in range(3))
     assert not tail.release()
     assert not third.release()
-    assert (head.standing, tail.standing) == (ACCEPTED, WAITING)
+    assert (head.status, tail.status) == (ACCEPTED, WAITING)
     assert head.release()
     assert not head.release()
     assert tail.is_mine
@@ -72,7 +72,7 @@ def test_dead_head_is_evicted_by_the_one_that_waits() -> None:
     tail = coordinator.acquire("k")
     ended(in_thread(lambda: told.append(tail.wait())))
     assert told == [True]
-    assert dead.standing is fairway.RequestStatus.EVICTED
+    assert dead.status is fairway.RequestStatus.EVICTED
     assert not dead.release()  # it was only slow: the one that has its place keeps it
     assert tail.is_mine
     assert coordinator.statistics().evicted == 1
@@ -83,11 +83,11 @@ def test_dead_head_is_evicted_by_the_next_that_comes() -> None:
     coordinator = Coordinator(timeout=10, clock=clock)
     coordinator.acquire("k")
     clock.advance(9_999)
-    assert coordinator.acquire("k").standing is WAITING
+    assert coordinator.acquire("k").status is WAITING
     clock.advance(1)
-    assert coordinator.acquire("k").standing is WAITING  # the one that waited is the head now
+    assert coordinator.acquire("k").status is WAITING  # the one that waited is the head now
     clock.advance(10_000)
-    assert coordinator.acquire("k").standing is WAITING
+    assert coordinator.acquire("k").status is WAITING
     clock.advance(30_000)
     assert coordinator.statistics().evicted == 2
 
@@ -99,10 +99,10 @@ def test_head_that_takes_long_by_its_nature_renews() -> None:
     for _ in range(5):
         clock.advance(9_000)
         assert head.renew()
-    assert coordinator.acquire("k").standing is WAITING
+    assert coordinator.acquire("k").status is WAITING
     clock.advance(10_000)
-    assert coordinator.acquire("k").standing is WAITING
-    assert head.standing is fairway.RequestStatus.EVICTED
+    assert coordinator.acquire("k").status is WAITING
+    assert head.status is fairway.RequestStatus.EVICTED
     assert not head.renew()
 
 
@@ -110,8 +110,8 @@ def test_waiting_has_a_limit_if_one_is_given() -> None:
     coordinator = Coordinator()
     head, tail = coordinator.acquire("k"), coordinator.acquire("k")
     assert not tail.wait(0.01)
-    assert tail.standing is fairway.RequestStatus.WITHDRAWN
-    assert coordinator.acquire("k").standing is WAITING  # the place is free
+    assert tail.status is fairway.RequestStatus.WITHDRAWN
+    assert coordinator.acquire("k").status is WAITING  # the place is free
     assert head.release()
     assert not tail.is_mine
 
@@ -124,7 +124,7 @@ def test_latest_waits_instead_of_the_one_that_waited() -> None:
     third = coordinator.acquire("k")
     ended(waiter)
     assert told == [False]
-    assert (second.standing, third.standing) == (DECLINED, WAITING)
+    assert (second.status, third.status) == (DECLINED, WAITING)
     assert head.release()
     assert third.is_mine
 
@@ -149,7 +149,7 @@ def test_memory_is_bounded_though_heads_die_and_nobody_asks_again() -> None:
     with pytest.raises(Refused, match="BUSY: 100 keys are in process at once") as refused:
         coordinator.acquire("one-more")
     assert refused.value.retry_after_ms == 9_900
-    assert coordinator.acquire("dead-5").standing is WAITING  # a key that is there needs no room
+    assert coordinator.acquire("dead-5").status is WAITING  # a key that is there needs no room
     clock.advance(9_900)
     assert coordinator.acquire("one-more").is_mine
     clock.advance(100_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fairway.aio
-from tests.unit.world.loops import LOOPS, on_loop
+from tests.unit.runtime.loops import LOOPS, on_loop
 
 
 @pytest.mark.parametrize("kind", LOOPS)

@@ -11,7 +11,7 @@ import fairway
 import fairway.aio
 from fairway.client.core import ClientOptions
 from fairway.errors import Code
-from fairway.protocol.admin import Depth, Describe
+from fairway.protocol.admin_messages import Depth, Describe
 from tests.support.stub_server import Follower
 from tests.unit.client.broker import WAIT_S, Running
 

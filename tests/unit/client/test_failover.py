@@ -15,12 +15,12 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.lookup.asking import Inquirer
-from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.process import Child
-from fairway.world.rng import RealRng
+from fairway.lookup.requests import Inquirer
+from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.process import Child
+from fairway.runtime.rng import RealRng
 from tests.support.ports import free_port
 from tests.unit.client.broker import READY_S, WAIT_S
 

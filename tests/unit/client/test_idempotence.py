@@ -12,8 +12,8 @@ import pytest
 import fairway
 from fairway.client.app import App
 from fairway.client.idempotence import REPLAY_ID, plain
+from fairway.runtime.clock import ManualClock
 from fairway.testing import AsyncMemoryStore, MemoryBroker, MemoryStore
-from fairway.world.clock import ManualClock
 from tests.unit.client.broker import WAIT_S, Running
 from tests.unit.client.test_app import running, until
 
@@ -41,7 +41,7 @@ class Ledger:
         self.fw.send(SUBJECT, payload, key, headers=headers, id=ID).result()
         self.broker.handle(self.app)
 
-    def standing(self) -> tuple[int, int, int]:
+    def status(self) -> tuple[int, int, int]:
         state = self.fw.describe(SUBJECT, GROUP).subjects[0].groups[0]
         return state.lag, state.retrying, state.dead
 
@@ -51,7 +51,7 @@ def test_what_comes_again_is_acked_and_not_handled(fairway_broker: MemoryBroker)
     for _ in range(3):
         ledger.send()
     assert ledger.booked == [b"5"]
-    assert ledger.standing() == (0, 0, 0)
+    assert ledger.status() == (0, 0, 0)
 
 
 @pytest.mark.parametrize("failure", [ValueError("no such account"), fairway.Retry("not now", after=1)])
@@ -71,7 +71,7 @@ def test_what_was_rejected_is_handled_when_it_is_redriven(fairway_broker: Memory
     ledger = Ledger(fairway_broker, fairway.MemoryInbox())
     ledger.failures.append(fairway.Reject("no such account"))
     ledger.send()
-    assert (ledger.booked, ledger.standing()) == ([], (0, 0, 1))
+    assert (ledger.booked, ledger.status()) == ([], (0, 0, 1))
     assert ledger.fw.redrive(SUBJECT, GROUP).count == 1
     fairway_broker.handle(ledger.app)
     assert ledger.booked == [b"5"]
@@ -88,7 +88,7 @@ def test_what_was_done_is_not_done_again_when_it_is_redriven(fairway_broker: Mem
     fairway_broker.clock.advance(seconds=1)
     assert ledger.fw.redrive(SUBJECT, GROUP).count == 1
     assert fairway_broker.handle(ledger.app) == 1
-    assert (ledger.booked, ledger.standing()[0]) == ([b"5"], 0)
+    assert (ledger.booked, ledger.status()[0]) == ([b"5"], 0)
 
 
 def test_a_replay_is_handled_again_and_once(fairway_broker: MemoryBroker) -> None:
@@ -122,7 +122,7 @@ def test_a_key_of_the_business_may_say_what_is_the_same(fairway_broker: MemoryBr
 def test_a_message_without_the_key_goes_to_dead_letter(fairway_broker: MemoryBroker) -> None:
     ledger = Ledger(fairway_broker, fairway.MemoryInbox(by="key"))
     ledger.send()
-    assert (ledger.booked, ledger.standing()) == ([], (0, 0, 1))
+    assert (ledger.booked, ledger.status()) == ([], (0, 0, 1))
     dead = next(iter(ledger.fw.scan(f"dead:{GROUP}:{SUBJECT}")))
     assert "no key to tell it apart by" in dead.batch.headers(0)["fairway.dead.reason"]
 
@@ -270,7 +270,7 @@ def test_what_another_is_at_is_put_off_until_its_claim_runs_out(fairway_broker: 
     ledger = Ledger(fairway_broker, fairway.ExpiringInbox(store, hold=60, keep=3_600))
     store.claim(f"{SUBJECT}/{GROUP}/{ID}", "one that has died", 60_000)
     ledger.send()
-    assert (ledger.booked, ledger.standing()) == ([], (0, 1, 0))
+    assert (ledger.booked, ledger.status()) == ([], (0, 1, 0))
     clock.advance(60_000)
     fairway_broker.clock.advance(seconds=20)
     fairway_broker.handle(ledger.app)

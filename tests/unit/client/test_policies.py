@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from fairway.client.app import App
-from fairway.client.consumer import Consumer
-from fairway.client.handling import Retry
-from fairway.client.sync import Client
+from fairway.client.handler_results import Retry
+from fairway.client.sync.client import Client
+from fairway.client.sync.consumer import Consumer
 from fairway.errors import Code, Misuse, Refused
 from fairway.groups import AfterDead, GroupConfig, Order
 from fairway.protocol.delivery import Message

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from fairway.client import commands
-from fairway.client.fleet_asking import ask_all
+from fairway.client.cluster.requests import ask_all
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Removed, RemoveSubject
+from fairway.protocol.admin_messages import Removed, RemoveSubject
 from fairway.protocol.messages import ControlMessage
-from fairway.protocol.routing import Govern, Governed, GroupRoute, Route, RouteChange, Routed
+from fairway.protocol.route_messages import Govern, Governed, GroupRoute, Route, RouteChange, Routed
 from fairway.testing import MemoryBroker
 
 
@@ -44,10 +44,10 @@ def test_a_producer_and_a_consumer_go_on_after_the_removal() -> None:
         assert not fw.remove_group("orders", "billing").existed
 
 
-class _Fleet:
+class _ClusterClient:
     meta = "meta"
 
-    def way_to(self, route: GroupRoute) -> str:
+    def connection_to(self, route: GroupRoute) -> str:
         return route.name
 
 
@@ -59,7 +59,7 @@ class _Cluster:
         self.asked: list[tuple[str, ControlMessage]] = []
 
     def drive(self, force: bool = False) -> Removed:
-        dialog = ask_all(_Fleet(), commands.remove_subject("orders", is_forced=force))  # type: ignore[arg-type]
+        dialog = ask_all(_ClusterClient(), commands.remove_subject("orders", is_forced=force))  # type: ignore[arg-type]
         asking = next(dialog)
         while True:
             message = asking.command.message
@@ -67,8 +67,8 @@ class _Cluster:
                 groups = [GroupRoute(name, "broker", 1, f"{name}:1", [], is_writable=True) for name in ("a", "b")]
                 outcome: ControlMessage | Refused = Routed(1, [], groups)
             else:
-                self.asked.append((asking.way, message))
-                outcome = self.outcomes[asking.way].pop(0)
+                self.asked.append((asking.connection, message))
+                outcome = self.outcomes[asking.connection].pop(0)
             try:
                 asking = dialog.send(outcome)
             except StopIteration as end:
@@ -77,8 +77,8 @@ class _Cluster:
 
     def deeds(self) -> list[tuple[str, object]]:
         return [
-            (way, (message.change, message.groups) if isinstance(message, Govern) else message.is_dry)  # type: ignore[attr-defined]
-            for way, message in self.asked
+            (connection, (message.change, message.groups) if isinstance(message, Govern) else message.is_dry)  # type: ignore[attr-defined]
+            for connection, message in self.asked
         ]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fairway.client.app import App
-from fairway.client.handling import Reject, Retry
-from fairway.client.sync import Client
+from fairway.client.handler_results import Reject, Retry
+from fairway.client.sync.client import Client
 from fairway.groups import AfterDead, Backoff, GroupConfig, Order
 from fairway.protocol.delivery import Message
 from fairway.testing import MemoryBroker

@@ -12,8 +12,8 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.client.spool_survey import survey
-from fairway.world.clock import RealClock
+from fairway.client.spool.contents import survey
+from fairway.runtime.clock import RealClock
 from tests.support.ports import free_port
 from tests.unit.client.broker import WAIT_S, Running, run_program
 

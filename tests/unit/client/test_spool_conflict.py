@@ -8,16 +8,16 @@ import pytest
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.batch.secret import derived_secret
-from fairway.client.spool_drain import SpoolDrain
-from fairway.client.spool_journal import Journal
+from fairway.batch.identity import derived_secret
+from fairway.client.spool.drain import SpoolDrain
+from fairway.client.spool.journal import Journal
 from fairway.errors import Code, Refused, StoredRange
-from fairway.protocol.diversion import Handed
+from fairway.protocol.line import Answer, Ask
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.session import Answer, Ask
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
+from fairway.protocol.spool_port import Handed
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 
 KEY = bytes(range(16))
 STORED = Answer(Produced(0, 1, 0, False, 1))

@@ -8,9 +8,9 @@ import pytest
 
 import fairway
 from fairway import batch
-from fairway.client.spool_contents import contents
+from fairway.client.spool.contents import contents
 from fairway.errors import Misuse
-from fairway.world.clock import RealClock
+from fairway.runtime.clock import RealClock
 from tests.support.ports import free_port
 from tests.unit.cli.test_spool import leave_a_name_that_no_broker_takes
 from tests.unit.client.broker import WAIT_S, Running

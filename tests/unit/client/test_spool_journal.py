@@ -10,14 +10,14 @@ from itertools import count
 import pytest
 
 from fairway import batch
-from fairway.client.spool_journal import SEGMENT_BYTES as SPOOL_SEGMENT_BYTES
-from fairway.client.spool_journal import Journal
-from fairway.client.spool_record import PlacementRecord, SpoolEntry
+from fairway.client.spool.journal import SEGMENT_BYTES as SPOOL_SEGMENT_BYTES
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.journal_record import PlacementRecord, SpoolEntry
 from fairway.errors import DiskFull, StorageFault
-from fairway.protocol.diversion import Handed
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
+from fairway.protocol.spool_port import Handed
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 
 NUMBER = 0xFA12
 SEGMENT_BYTES = 2_000

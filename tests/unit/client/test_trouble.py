@@ -318,7 +318,7 @@ def test_a_worker_of_multiprocessing_stores_what_it_sent(broker: Running, client
 def test_what_cannot_be_stored_when_a_program_ends_is_told_loudly() -> None:
     with answering(b"") as port:
         source = (
-            "import sys, fairway, fairway.client.sync as sync\n"
+            "import sys, fairway, fairway.client.sync.client as sync\n"
             "sync.EXIT_S = 0.2\n"
             f"c = sync.Client('fairway://127.0.0.1:{port}')\n"
             "c.send('orders', b'a')"

@@ -19,17 +19,17 @@ from typing import Any
 
 import msgspec
 
-from fairway.delay.member import DelayCopy
+from fairway.delay.replica.copy import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Govern, Governed, RouteChange
+from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
-from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble
-from fairway.replication.membership import CopyOptions, CopyRuntime
-from fairway.world.job_runner import SimRunner
-from fairway.world.sim_disk import SimDisk
+from fairway.registry.simulated_client import SimRegistry
+from fairway.registry.simulated_registry import SimEnsemble
+from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.thread_pools import SimRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import PORT, Machine, Scene
@@ -104,7 +104,7 @@ class Cluster(Scene):
         """The host of the copy that leads, once there is one that is open to clients."""
         for _ in range(3_000):
             for host, member in self.members.items():
-                if member.standing.is_master and member.server is not None:
+                if member.copy_status.is_master and member.server is not None:
                     self._master, self.server, self.delay = host, member.server, member.server.delay
                     return host
             await asyncio.sleep(0.01)
@@ -126,11 +126,11 @@ class Cluster(Scene):
         member = self.members.pop(host)
         for task in member._tasks.values():
             task.cancel()
-        if member.standing.leader is not None:
-            member.standing.leader.close()
+        if member.copy_status.leader is not None:
+            member.copy_status.leader.close()
         if member.server is not None:
-            if member.server._wayfinder is not None:
-                member.server._wayfinder.close()
+            if member.server._target_finder is not None:
+                member.server._target_finder.close()
             member.server.delay.fall_silent()
         self.ensemble.crash(self.registries[host].name)
         self.sim.net.crash(host)

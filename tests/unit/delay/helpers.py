@@ -12,18 +12,18 @@ from typing import Any, Self, TypeVar
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.buckets import DAY_MS, HOUR_MS
-from fairway.delay.dispatching import Intent
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import CancelOutcome, PendingDecision
+from fairway.delay.pending_messages import CancelOutcome, PendingDecision
+from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import StoreOptions
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 
 T = TypeVar("T")
 

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 from fairway import batch
-from fairway.delay.arriving import Disks
-from fairway.delay.dispatching import Intent
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import CancelOutcome, PendingDecision
-from fairway.delay.snapshot import OpenSnapshot
+from fairway.delay.pending_messages import CancelOutcome, PendingDecision
+from fairway.delay.replica.install import Disks
+from fairway.delay.replica.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
-from fairway.storage import cutting, directory, record
+from fairway.runtime.clock import SimClock
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.storage import directory, record, truncation
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
-from fairway.world.clock import SimClock
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.delay.helpers import OPTIONS, SimBroker, Surroundings
 
 CHUNK_BYTES = 1_500
@@ -271,7 +271,7 @@ class Pair(Surroundings):
             assert ends[0] >= self.copy.engine.derived_end
             self.cuts += 1
             self.copy.abandon()
-            cutting.cut(self.copy.disk, *ends)
+            truncation.cut(self.copy.disk, *ends)
             self.copy.disk.close()
             self.copy.end(SimDisk.crash_process)
             self.copy.open()

@@ -27,11 +27,11 @@ from fairway.errors import Refused
 from fairway.limits import KIB, MIB
 from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Lever, Scan, Scanned, Switch, Switched
-from fairway.protocol.delaying import Cancel, Decided, Reschedule
+from fairway.protocol.admin_messages import Lever, Scan, Scanned, Switch, Switched
+from fairway.protocol.delay_messages import Cancel, Decided, Reschedule
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage.store import StoreOptions
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
-from fairway.world.simulation import Simulation
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS
 
@@ -106,7 +106,7 @@ class Scene:
         machine = self.machines[name]
         options = BrokerOptions(host=name, port=PORT, allow_remote=True, store=STORE)
         world = BrokerWorld(self.clock, machine.disk, self.sim.net.host(name), self.sim.rng.child(f"{name} broker"))
-        machine.broker = await Broker.start(world, options, delay=None if delay is None else delay.desk)
+        machine.broker = await Broker.start(world, options, delay=None if delay is None else delay.request_handler)
 
     async def start_delay(self) -> None:
         self._lives += 1
@@ -137,9 +137,9 @@ class Scene:
 
     def kill_delay(self, *, is_power_cut: bool = False) -> None:
         """No goodbye; whatever it had still meant to do is left undone."""
-        self.delay.clockwork.stop()
-        self.delay.desk.close()
-        self.delay.courier.abort()
+        self.delay.due_timer.stop()
+        self.delay.request_handler.close()
+        self.delay.dispatch_sender.abort()
         self._bury(self.disk.crash if is_power_cut else self.disk.crash_process)
 
     def _bury(self, crash: Callable[[], SimDisk]) -> None:
@@ -152,7 +152,7 @@ class Scene:
         machine = self.machines[name]
         assert machine.broker is not None
         self.sim.net.crash(name)
-        machine.broker.desk.close()
+        machine.broker.coordinator.close()
         machine.broker = None
         machine.disk = machine.disk.crash() if is_power_cut else machine.disk.crash_process()
         self._clients.pop(name, None)

@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
-from fairway.delay import installing
-from fairway.delay.arriving import Disks
 from fairway.delay.engine import Engine
-from fairway.delay.refill import RefillOptions, SnapshotReceiver
-from fairway.delay.rows import RowState
-from fairway.delay.snapshot import SnapshotOptions, Snapshots
+from fairway.delay.replica import install
+from fairway.delay.replica.install import Disks
+from fairway.delay.replica.receiver import RefillOptions, SnapshotReceiver
+from fairway.delay.replica.snapshot import SnapshotOptions, Snapshots
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
 from fairway.protocol import Bytes, ControlMessage
-from fairway.protocol.replicating import Fetched, TakeSnapshot
+from fairway.protocol.replication_messages import Fetched, TakeSnapshot
+from fairway.replication.connection import ResponseFuture
 from fairway.replication.peer import ReplicaQuestion
-from fairway.replication.wire import ResponseFuture
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import directory
 from fairway.storage.directory import DirectoryIdentity
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, World
 
 AnswerT = TypeVar("AnswerT", bound=ControlMessage)
@@ -185,7 +185,7 @@ class Stage:
         return refill
 
     def install(self) -> list[str]:
-        return installing.install(self.disk, self.schedule_disk, SeededRng("replica"), self.identity, EPOCH)
+        return install.install(self.disk, self.schedule_disk, SeededRng("replica"), self.identity, EPOCH)
 
     def end_life(self, how: Callable[[SimDisk], SimDisk] = SimDisk.crash_process) -> None:
         """Of the replica's process, or of its machine."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fairway.errors import WrongDirectory
-from fairway.lookup.homes import home
+from fairway.lookup.routes import home
 from fairway.names import Subject
-from fairway.protocol.admin import Removed, RemoveSubject
-from fairway.protocol.routing import RouteChange
+from fairway.protocol.admin_messages import Removed, RemoveSubject
+from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
-from fairway.replication.promotion import change_master
+from fairway.replication.group_node import change_master
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.scene import PORT
 
@@ -185,9 +185,9 @@ async def test_a_group_that_is_down_delays_only_its_own_subjects(cluster: Cluste
 async def homes_of_orders(cluster: Cluster) -> tuple[str, str]:
     """The group that a subject on both belongs to, once both are connected; and the other one."""
     await cluster.create("orders", "g1", "g2")
-    assert cluster.delay.courier.route(Subject("orders")) is None, "nobody has said where it is"
+    assert cluster.delay.dispatch_sender.route(Subject("orders")) is None, "nobody has said where it is"
     await cluster.sleep(5)
-    home = cluster.delay.courier.route(Subject("orders"))
+    home = cluster.delay.dispatch_sender.route(Subject("orders"))
     assert home is not None
     return home, {"g1": "g2", "g2": "g1"}[home]
 
@@ -218,14 +218,14 @@ async def test_what_was_made_for_a_group_goes_to_that_group_whatever_happens(clu
     await cluster.start_delay()
     await cluster.sleep(MINUTE_S)
     assert await cluster.payloads("orders", other) == []
-    assert cluster.delay.courier.messages == 1
+    assert cluster.delay.dispatch_sender.messages == 1
     await cluster.schedule([b"third"], after_s=2)
     await cluster.sleep(10)
     assert await cluster.payloads("orders", other) == [b"third"]
     cluster.sim.net.heal("delay", home)
     await cluster.sleep(20)
     assert await cluster.payloads("orders", home) == [b"second"]
-    assert cluster.delay.courier.messages == 0
+    assert cluster.delay.dispatch_sender.messages == 0
 
 
 @in_cluster("g1", "heir")
@@ -258,7 +258,7 @@ async def test_a_read_only_subject_waits_until_it_is_opened(cluster: Cluster) ->
 async def test_the_keys_of_an_ordered_subject_stay_with_their_group(cluster: Cluster) -> None:
     """The group that clients send them to as well; while it is away they wait for it, and nobody else does."""
     await cluster.govern(RouteChange.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
-    cluster.delay.courier.route(Subject("orders"))
+    cluster.delay.dispatch_sender.route(Subject("orders"))
     await cluster.sleep(5)
     keys = [f"key-{number}" for number in range(40)]
     homes = {key: ("g1", "g2")[home(key, ("g1", "g2"))] for key in keys}
@@ -283,7 +283,7 @@ async def test_the_keys_of_an_ordered_subject_stay_with_their_group(cluster: Clu
 @in_cluster("g1", "g2")
 async def test_keys_that_wait_by_the_thousand_hold_back_no_other_key(cluster: Cluster) -> None:
     await cluster.govern(RouteChange.CREATE, "orders", "g1", "g2", options={"ordered": "true"})
-    cluster.delay.courier.route(Subject("orders"))
+    cluster.delay.dispatch_sender.route(Subject("orders"))
     await cluster.sleep(5)
     east, west = (next(key for key in map(str, range(100)) if home(key, ("g1", "g2")) == group) for group in (0, 1))
     cluster.kill_broker("g2")
@@ -304,7 +304,7 @@ async def test_a_group_that_no_subject_names_any_more_is_left_in_peace(cluster: 
         await cluster.create(f"only-{group}", group)
         await cluster.schedule([b"a"], after_s=1, subject=f"only-{group}")
     await cluster.sleep(5)
-    assert {target.name for target in cluster.delay.courier} == {"g1", "g2"}
+    assert {target.name for target in cluster.delay.dispatch_sender} == {"g1", "g2"}
     at_g1 = await cluster.client("g1")
     await at_g1.ask(RemoveSubject("only-g1", is_forced=True), Removed)  # or the route would name it again
     path = layout.subject_path("only-g1")
@@ -312,7 +312,7 @@ async def test_a_group_that_no_subject_names_any_more_is_left_in_peace(cluster: 
     assert node is not None
     await cluster.hand.put(path, layout.pack(SubjectRecord(["g2"], ["g2"])), node.version)
     await cluster.sleep(5)
-    assert {target.name for target in cluster.delay.courier} == {"g2"}
+    assert {target.name for target in cluster.delay.dispatch_sender} == {"g2"}
     await cluster.schedule([b"b"], after_s=1, subject="only-g1")
     await cluster.sleep(5)
     assert await cluster.payloads("only-g1", "g2") == [b"b"]
@@ -340,11 +340,11 @@ async def test_what_is_known_stays_in_force_without_meta_servers(cluster: Cluste
 @in_cluster("g1")
 async def test_more_subjects_than_a_question_holds_take_turns(cluster: Cluster) -> None:
     assert cluster.server is not None
-    assert cluster.server._wayfinder is not None
-    cluster.server._wayfinder._subjects_max = 3
+    assert cluster.server._target_finder is not None
+    cluster.server._target_finder._subjects_max = 3
     subjects = [f"subject-{number}" for number in range(12)]
     for subject in subjects:
         await cluster.schedule([subject.encode()], after_s=5, subject=subject)
     await cluster.sleep(MINUTE_S)
     assert [await cluster.payloads(subject) for subject in subjects] == [[subject.encode()] for subject in subjects]
-    assert not cluster.delay.courier.route(Subject("never-seen"))
+    assert not cluster.delay.dispatch_sender.route(Subject("never-seen"))

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.member import DelayCopy
+from fairway.delay.replica.copy import DelayCopy
 from fairway.delay.server import ServerOptions
 from fairway.errors import Code, Refused
-from fairway.lookup.remote import RemoteRegistry
+from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol import Bytes
-from fairway.protocol.admin import Scan, Scanned
+from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
+from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.replication.membership import CopyOptions, CopyRuntime
-from fairway.world.clock import RealClock
-from fairway.world.job_runner import ThreadRunner
-from fairway.world.net import RealNet
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
+from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
+from fairway.runtime.thread_pools import ThreadRunner
 from tests.support import copies
 from tests.support.client import Client
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fairway.delay.dispatch_log import DispatchEvent, DispatchLog, EventKind, pack, ranges_of, unpack
-from fairway.delay.piece import BucketIndex
-from fairway.delay.rows import Rows, RowState
+from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, EventKind, pack, ranges_of, unpack
+from fairway.delay.schedule.bucket_record import BucketIndex
+from fairway.delay.schedule.pending_rows import Rows, RowState
 from fairway.errors import Refused, RemoteProtocolError
 
 INTENT = DispatchEvent(EventKind.INTENT, 3, ((10, 2), (20, 1)), 7, 99, 1_000, 1_700_000_000_000, 0xABCD, "east")
@@ -78,11 +78,11 @@ def test_a_picture_says_the_same(is_loaded: bool) -> None:
     copy = DispatchLog()
     copy.restore(log.picture(), 0)
     assert (copy.intents, copy.streams, copy.next_number) == (log.intents, log.streams, 3)
-    ledger = copy.ledger()
-    assert ledger.states(3, sequences).tolist() == rows.state[numbers].tolist()
-    assert ledger.states(4, sequences).tolist() == [RowState.PENDING] * 40
-    assert [each.tolist() for each in ledger.dues(3, sequences)] == [[30], [777]]
-    assert [each.tolist() for each in ledger.dues(4, sequences)] == [[], []]
+    decision_index = copy.decision_index()
+    assert decision_index.states(3, sequences).tolist() == rows.state[numbers].tolist()
+    assert decision_index.states(4, sequences).tolist() == [RowState.PENDING] * 40
+    assert [each.tolist() for each in decision_index.dues(3, sequences)] == [[30], [777]]
+    assert [each.tolist() for each in decision_index.dues(4, sequences)] == [[], []]
 
 
 def test_a_picture_that_cannot_be_read_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fairway.cli.broker import run_to_end
 from fairway.errors import StorageFault
-from fairway.protocol.delaying import PendingListed, PendingPage, Which
+from fairway.protocol.delay_messages import PendingListed, PendingPage, Which
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import Scene
 

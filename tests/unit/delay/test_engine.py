@@ -8,7 +8,7 @@ import pytest
 
 from fairway import limits
 from fairway.batch import MessageId
-from fairway.delay.rows import RowState
+from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
 from fairway.storage import segment
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, YEAR_MS, CancelOutcome, World

@@ -11,7 +11,7 @@ from fairway.delay.options import DelayOptions
 from fairway.errors import Code, Refused
 from fairway.limits import DELAY_HISTORY_BYTES, KIB, MIB, PENDING_PAGE_MAX
 from fairway.protocol import messages as m
-from fairway.protocol.delaying import Chronicle, History, HistoryPage, PastEvent, PastKind
+from fairway.protocol.delay_messages import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.storage import retention
 from tests.unit.delay.helpers import OPTIONS, STORE
 from tests.unit.delay.scene import Scene, staged

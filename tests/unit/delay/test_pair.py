@@ -7,11 +7,11 @@ import pytest
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.delaying import DelayTally, Fate, Tallied, Which
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.protocol.delay_messages import DelayTally, Fate, Tallied, Which
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
-from fairway.replication.promotion import change_master
+from fairway.replication.group_node import change_master
 from fairway.storage import segment
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.helpers import OPTIONS
@@ -199,7 +199,7 @@ async def test_one_that_cannot_reach_the_registry_sends_nothing_more(cluster: Cl
     cluster.ensemble.cut(cluster.registries["delay"].name)
     deposed = cluster.members["delay"]
     await cluster.sleep(10)
-    assert not deposed.standing.is_master
+    assert not deposed.copy_status.is_master
     assert await cluster.led() == "heir"
     await cluster.sleep(20)
     assert await cluster.payloads() == [b"a"]

@@ -9,7 +9,7 @@ import pytest
 
 from fairway import batch
 from fairway.delay.options import DelayOptions
-from fairway.delay.pending import Filter
+from fairway.delay.pending_messages import Filter
 from fairway.limits import BATCH_MESSAGES_MAX, KIB, MIB, PENDING_PAGE_MAX
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, STORE, World
 

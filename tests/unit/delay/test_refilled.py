@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from fairway.delay import installing
+from fairway.delay.replica import install
 from fairway.errors import Refused
-from fairway.protocol.replicating import Follow, Followed, Snapshot, TakeSnapshot
-from fairway.world.sim_disk import SimDisk
+from fairway.protocol.replication_messages import Follow, Followed, Snapshot, TakeSnapshot
+from fairway.runtime.simulated.disk import SimDisk
 from tests.support.client import Client
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.scene import PORT, Machine
@@ -73,7 +73,7 @@ def _is_filled(cluster: Cluster, host: str) -> bool:
     """Whether it began anew, and nothing is left of that but what was set aside."""
     member, disk = cluster.members[host], cluster.disks[host]
     assert not names(disk, "arriving")
-    assert installing.FILE not in disk.listing("")
+    assert install.FILE not in disk.listing("")
     return any("this copy begins anew" in each for each in member.findings)
 
 
@@ -96,7 +96,7 @@ async def test_a_wiped_copy_is_filled_and_takes_over(cluster: Cluster) -> None:
 @in_cluster()
 async def test_a_stranger_that_knows_the_id_of_a_copy_neither_follows_nor_takes_its_snapshot(cluster: Cluster) -> None:
     await _old_group(cluster)
-    leader = cluster.members["delay"].standing.leader
+    leader = cluster.members["delay"].copy_status.leader
     assert leader is not None
     stranger = await Client.connect(cluster.sim.net.host("stranger"), cluster.clock, "delay", PORT)
     directory = (await cluster.start_copy("heir")).directory

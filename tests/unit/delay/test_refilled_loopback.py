@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from fairway import batch
-from fairway.delay import housekeeping
-from fairway.delay.member import DelayCopy
+from fairway.delay import maintenance
+from fairway.delay.replica.copy import DelayCopy
 from fairway.delay.server import ServerOptions
-from fairway.lookup.remote import RemoteRegistry
+from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.replication.membership import CopyOptions, CopyRuntime
-from fairway.world.dialing import Address
-from fairway.world.job_runner import ThreadRunner
+from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.runtime.blocking_connection import Address
+from fairway.runtime.thread_pools import ThreadRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import DAY_MS, OPTIONS
 from tests.unit.delay.snapshots import known
@@ -44,7 +44,7 @@ async def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def _in_sync(member: DelayCopy) -> int:
-    return 0 if member.standing.leader is None else len(member.standing.leader.in_sync)
+    return 0 if member.copy_status.leader is None else len(member.copy_status.leader.in_sync)
 
 
 async def _story(root: Path) -> None:
@@ -52,7 +52,7 @@ async def _story(root: Path) -> None:
     meta = await MetaServer.start(MetaWorld(CLOCK, NET, RNG, owner, owner), MetaOptions(host=HOST, port=0))
     metas = ((HOST, meta.port),)
     first = await _start(root, "first", metas)
-    await _until(lambda: first.standing.is_master, "it never leads")
+    await _until(lambda: first.copy_status.is_master, "it never leads")
     client = await Client.connect(NET, CLOCK, HOST, first.port)
     for number in range(COUNT):
         due_ms = CLOCK.wall_ms() + (1 + number % 50) * DAY_MS
@@ -67,7 +67,7 @@ async def _story(root: Path) -> None:
     assert any("begins anew" in each for each in second.findings), second.findings
     wanted = known(engine)
     await first.stop()
-    await _until(lambda: second.standing.is_master, "it never leads")
+    await _until(lambda: second.copy_status.is_master, "it never leads")
     assert second.server is not None
     heir = second.server.delay.engine
     await _until(lambda: heir.is_loaded, "it is never loaded")
@@ -81,5 +81,5 @@ async def _story(root: Path) -> None:
 def test_a_new_copy_is_filled_over_real_sockets_and_has_everything_that_is_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "EVERY_MS", 200)
+    monkeypatch.setattr(maintenance, "EVERY_MS", 200)
     asyncio.run(_story(tmp_path))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fairway.delay.piece import BucketIndex
-from fairway.delay.rows import RowLocation, Rows, RowState
-from fairway.delay.wheel import RowNumbers
+from fairway.delay.schedule.bucket_record import BucketIndex
+from fairway.delay.schedule.pending_rows import RowLocation, Rows, RowState
+from fairway.delay.schedule.wheel import RowNumbers
 
 
 def add(rows: Rows, first: int, count: int, subject_id: int = 1) -> RowNumbers:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fairway.delay import manifest
-from fairway.delay.manifest import COPY, DAMAGED, NAME, BucketEntry, Manifest
+from fairway.delay.schedule import manifest
+from fairway.delay.schedule.manifest import COPY, DAMAGED, NAME, BucketEntry, Manifest
 from fairway.errors import Code, Refused, RemoteProtocolError, WrongDirectory
 from fairway.storage import segment
 from fairway.storage.record import Record

@@ -11,7 +11,7 @@ import pytest
 from fairway.delay.server import ServerOptions
 from fairway.errors import FairwayError, Misuse, StorageFault
 from fairway.names import Subject
-from fairway.protocol.delaying import Fate
+from fairway.protocol.delay_messages import Fate
 from tests.support.client import ConnectionEnded
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import PORT, Scene, staged
@@ -86,7 +86,7 @@ async def test_a_broker_that_dies_while_messages_are_on_their_way_has_each_once(
 @staged("east", "west")
 async def test_a_target_that_is_down_holds_back_nobody_else(scene: Scene) -> None:
     subjects = [f"subject-{number}" for number in range(12)]
-    homes = {subject: scene.delay.courier.target_of(Subject(subject)) for subject in subjects}
+    homes = {subject: scene.delay.dispatch_sender.target_of(Subject(subject)) for subject in subjects}
     assert set(homes.values()) == {"east", "west"}
     scene.kill_broker("west")
     for subject in subjects:

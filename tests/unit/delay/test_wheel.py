@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.delay.wheel import TICK_MS, Wheel
+from fairway.delay.schedule.wheel import TICK_MS, Wheel
 
 STEPS = st.lists(
     st.one_of(

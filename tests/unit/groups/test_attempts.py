@@ -101,7 +101,7 @@ def test_a_part_that_is_buried_leaves_the_history_with_the_rest() -> None:
     scene.join("ann")
     settled = scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann", 4), reason="all")
     [whole] = settled.dying
-    scene.happen(scene.group.bury(whole._replace(ranges=((0, 2),)), now_ms=scene.now_ms))
+    scene.happen(scene.group.mark_dead(whole._replace(ranges=((0, 2),)), now_ms=scene.now_ms))
     for group in in_each_way(scene):
         assert [(first, len(history)) for first, history in dying(group).items()] == [(2, 1)]
     scene.happen(scene.group.seek(0, now_ms=scene.now_ms))

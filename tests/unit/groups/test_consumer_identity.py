@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.batch.secret import VERIFIER_BYTES, checked, consumer_verifier_of
+from fairway.batch.identity import VERIFIER_BYTES, checked, consumer_verifier_of
 from fairway.errors import Code, Refused
 from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, JoinClaim
 from fairway.names import ConsumerName

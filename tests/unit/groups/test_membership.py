@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.batch.hashing import tag_mask
+from fairway.batch.hashes import tag_mask
 from fairway.errors import Misuse
 from fairway.groups import (
     Dying,
@@ -66,7 +66,7 @@ def test_the_last_attempt_may_be_an_expired_one() -> None:
     scene.wait(15_000)
     (dying,) = scene.expire().dying
     assert (dying.first, dying.attempt, dying.ranges) == (4, 1, ((4, 6),))
-    scene.happen(scene.group.bury(dying, now_ms=scene.now_ms))
+    scene.happen(scene.group.mark_dead(dying, now_ms=scene.now_ms))
     assert scene.group.oldest_unacked == 10
 
 

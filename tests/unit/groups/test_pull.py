@@ -176,6 +176,31 @@ def test_what_was_handed_back_goes_before_retries_and_those_before_fresh_message
     assert scene.pull("ann", 6).lots == (left, Handout(0, 2, ((0, 2),)), Handout(4, 1, ((4, 2),)))
 
 
+def test_what_was_handed_back_goes_out_in_the_order_in_which_it_is_stored() -> None:
+    scene = Scene()
+    scene.join("ann")
+    lots = [scene.lot("ann") for _ in range(3)]
+    for lot in (lots[2], lots[0], lots[1]):
+        scene.settle("ann", SettleVerdict.RELEASE, lot)
+    scene.join("bob")
+    handed = [lot.ranges for _ in range(5) for lot in scene.pull("bob", 5).lots]
+    assert handed == [((0, 5),), ((5, 5),), ((10, 5),), ((15, 5),), ((20, 5),)]
+
+
+def test_a_consumer_that_leaves_is_followed_where_its_messages_begin() -> None:
+    """However many consumers have come and gone, each with more in hand than it handled."""
+    scene = Scene()
+    handled: list[int] = []
+    for name in ("ann", "bob", "cid", "dan"):
+        scene.join(name)
+        lot = scene.lot(name, 4)
+        scene.pull(name, 20)
+        handled.append(lot.first)
+        scene.settle(name, SettleVerdict.ACK, lot)
+        scene.leave(name)
+    assert handled == [0, 4, 8, 12]
+
+
 def test_part_of_a_lot_goes_out_when_fewer_messages_are_asked_for() -> None:
     scene = Scene(end=10)
     scene.join("ann")

@@ -124,7 +124,7 @@ def test_after_the_last_attempt_the_decision_names_the_dead_and_they_are_not_han
     assert last.dying[0].reason == "no such order"
     assert scene.pull("ann").outcome is GroupOutcome.EMPTY
     assert scene.group.oldest_unacked == 0
-    scene.happen(scene.group.bury(last.dying[0], now_ms=scene.now_ms))
+    scene.happen(scene.group.mark_dead(last.dying[0], now_ms=scene.now_ms))
     assert scene.group.describe(3, now_ns=0, now_ms=scene.now_ms).dying == 0
 
 
@@ -143,7 +143,7 @@ def test_what_was_dying_at_a_crash_is_named_again_and_burying_it_twice_is_harmle
     (again,) = scene.group.begin_life(scene.end, scene.now_ns)
     assert again[:3] == dying[:3]
     for _ in range(2):
-        scene.happen(scene.group.bury(again, now_ms=scene.now_ms))
+        scene.happen(scene.group.mark_dead(again, now_ms=scene.now_ms))
     assert scene.group.begin_life(scene.end, scene.now_ns) == ()
 
 
@@ -191,10 +191,10 @@ def test_a_burial_counts_only_for_what_is_dying_still() -> None:
     lot = scene.lot("ann", 3)
     [old] = scene.settle("ann", SettleVerdict.REJECT, lot).dying
     scene.happen(scene.group.seek(0, now_ms=scene.now_ms))
-    assert not scene.group.bury(old, now_ms=scene.now_ms).events
+    assert not scene.group.mark_dead(old, now_ms=scene.now_ms).events
     [new] = scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 1)).dying
     assert (new.first, new.attempt) == (old.first, old.attempt)
-    scene.happen(scene.group.bury(old, now_ms=scene.now_ms))
+    scene.happen(scene.group.mark_dead(old, now_ms=scene.now_ms))
     assert scene.group.describe(10, now_ns=0, now_ms=0).dying == 0
 
 
@@ -203,5 +203,5 @@ def test_a_lot_may_be_buried_in_parts_and_in_any_order() -> None:
     scene.join("ann")
     [dying] = scene.settle("ann", SettleVerdict.REJECT, scene.lot("ann", 5)).dying
     for part in ((3, 2), (0, 1), (1, 2)):
-        scene.happen(scene.group.bury(dying._replace(first=part[0], ranges=(part,)), now_ms=scene.now_ms))
+        scene.happen(scene.group.mark_dead(dying._replace(first=part[0], ranges=(part,)), now_ms=scene.now_ms))
     assert scene.group.describe(10, now_ns=0, now_ms=0).dying == 0

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fairway.lookup.remote import RemoteRegistry
+from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.registry_access import RegistryAccess, RegistryWriter
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Register
+from fairway.protocol.route_messages import Register
 from fairway.registry.port import Registry
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.rng import RealRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import RealRng
 from tests.unit.registry.forms import SESSION_MS, Story
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fairway.errors import Code, Refused
 from fairway.lookup.routes import DOUBT_MS, LOOK_SUBJECTS_MAX, POLL_SUBJECTS, Routes
-from fairway.protocol.routing import ClientRole, GroupRoute, Route, Routed, SubjectRoute
-from fairway.protocol.session import Answer, Ask, ConnectionLost
-from fairway.world.rng import SeededRng
+from fairway.protocol.line import Answer, Ask, ConnectionLost
+from fairway.protocol.route_messages import ClientRole, GroupRoute, Route, Routed, SubjectRoute
+from fairway.runtime.rng import SeededRng
 
 MS = 1_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Configure, Configured, Removed, RemoveGroup
+from fairway.protocol.admin_messages import Configure, Configured, Removed, RemoveGroup
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage.store import StoreOptions
-from fairway.world.sim_disk import SimDisk
 from tests.support.client import Client, Stream
 from tests.unit.meta.scene import Scene
 

@@ -17,12 +17,12 @@ import msgspec
 
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.messages import ControlMessage
-from fairway.protocol.routing import ClientRole, Govern, Governed, Route, RouteChange, Routed
+from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
-from fairway.registry.sim_client import SimRegistry
-from fairway.registry.simulated import SimEnsemble
-from fairway.world.simulation import Simulation
+from fairway.registry.simulated_client import SimRegistry
+from fairway.registry.simulated_registry import SimEnsemble
+from fairway.runtime.simulated.simulation import Simulation
 from tests.support.client import Client
 
 PORT = 20882

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from fairway import limits
-from fairway.meta.masters import Masters
-from fairway.meta.routing import GroupView
-from fairway.protocol.admin import SubjectDescription
-from fairway.protocol.routing import ClientRole, RouteChange
+from fairway.meta.decommission_check import Masters
+from fairway.meta.route_table import GroupView
+from fairway.protocol.admin_messages import SubjectDescription
+from fairway.protocol.route_messages import ClientRole, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.unit.meta.brokers import GroupOfOne
@@ -88,7 +88,7 @@ async def test_a_route_that_nobody_uses_goes_after_the_hour_and_not_before(scene
     assert await exists(scene, "orders")
     await asyncio.sleep(6)
     assert not await exists(scene, "orders")
-    assert "orders" not in scene.metas["m1"].picture.subjects
+    assert "orders" not in scene.metas["m1"].cluster_state.subjects
     assert scene.metas["m1"].unused_routes.expired == 1
     await make(scene, "orders")  # and whoever wants it has it again
 
@@ -346,7 +346,7 @@ async def test_the_audit_reads_page_after_page(scene: Scene) -> None:
         await asyncio.sleep(4 * AUDIT_S)
     finally:
         limits.ROUTES_AUDITED_AT_ONCE = page
-    assert sorted(scene.metas["m1"].picture.subjects) == [f"s{number}" for number in range(7)]
+    assert sorted(scene.metas["m1"].cluster_state.subjects) == [f"s{number}" for number in range(7)]
     assert scene.metas["m1"].audit.repaired == 7
 
 

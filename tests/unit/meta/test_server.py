@@ -10,8 +10,8 @@ from fairway import limits
 from fairway.errors import Code, Misuse, Refused
 from fairway.meta.server import MetaOptions
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described
-from fairway.protocol.routing import Act, ClientRole, Register, Registered
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.protocol.route_messages import Act, ClientRole, Register, Registered
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from tests.unit.meta.scene import Scene, staged
@@ -227,7 +227,7 @@ async def test_tools_are_told_of_everything(scene: Scene) -> None:
 @staged()
 async def test_all_subjects_come_page_by_page(scene: Scene) -> None:
     for number in range(1_005):
-        scene.metas["m1"].picture.put_subject(f"s{number:04}", ON_G1)
+        scene.metas["m1"].cluster_state.put_subject(f"s{number:04}", ON_G1)
     first = await scene.route(ClientRole.TOOL)
     assert (len(first.subjects), first.has_more) == (1_000, True)
     rest = await scene.route(ClientRole.TOOL, after=first.subjects[-1].name)

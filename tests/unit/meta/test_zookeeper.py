@@ -9,13 +9,23 @@ import pytest
 
 from fairway.errors import Refused
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-from fairway.protocol.routing import Act, ClientRole, Govern, Governed, Register, Registered, Route, RouteChange, Routed
+from fairway.protocol.route_messages import (
+    Act,
+    ClientRole,
+    Govern,
+    Governed,
+    Register,
+    Registered,
+    Route,
+    RouteChange,
+    Routed,
+)
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.zookeeper import ZooKeeperRegistry
-from fairway.world.clock import RealClock
-from fairway.world.net import RealNet
-from fairway.world.rng import RealRng
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import RealRng
 from tests.support import zookeeper
 from tests.support.client import Client
 

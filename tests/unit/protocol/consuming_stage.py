@@ -6,10 +6,10 @@ from typing import Any
 
 from fairway.groups import GroupConfig
 from fairway.protocol import messages as m
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.consumption import ConsumerOptions, ConsumingEvent, JoinDelayed
+from fairway.protocol.consumer_options import ConsumerOptions, ConsumingEvent, JoinDelayed
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import Message
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 from tests.support.mini_broker import MiniBroker, Wire
 
 LEASE_MS = 15_000

@@ -1,4 +1,7 @@
-"""Ways in which bytes arrive, frames written by hand from the tables of docs/protocol.md, and connections that talk."""
+"""Ways in which bytes arrive, connections that talk, and frames written by hand.
+
+The frames follow the tables of docs/internals/protocol.md.
+"""
 
 from __future__ import annotations
 

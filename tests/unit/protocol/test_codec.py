@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import admin, codec, delaying, messages
+from fairway.protocol import admin_messages, codec, delay_messages, messages
 from fairway.protocol.messages import ControlMessage, Verb
 from tests.golden.frames import ANSWERED, ASKED
 
@@ -45,7 +45,7 @@ def test_unknown_fields_at_the_end_are_ignored(message: ControlMessage) -> None:
 
 def test_fields_with_defaults_may_be_missing() -> None:
     assert codec.decode_request(Verb.JOIN, pack(["s", "g", "c", 0, 0])) == messages.Join("s", "g", "c", 0, 0)
-    assert codec.decode_request(Verb.DESCRIBE, pack([1])) == admin.Describe(admin.Depth.SUBJECTS)
+    assert codec.decode_request(Verb.DESCRIBE, pack([1])) == admin_messages.Describe(admin_messages.Depth.SUBJECTS)
 
 
 PULL = ["s", "g", "c", 10, 20, 30, 0]
@@ -118,8 +118,8 @@ def test_attachments_belong_to_four_messages() -> None:
     batches = [messages.AttachedBatch(1, 2), messages.AttachedBatch(2, 2)]
     assert codec.attachments_of(messages.Produce("s")) == 1
     assert codec.attachments_of(messages.Pulled(1, [], batches)) == 2
-    assert codec.attachments_of(admin.Scanned(batches[:1], 1, 1, 1, 1, 1)) == 1
-    assert codec.attachments_of(delaying.PendingPage([], "", [delaying.DelayedBatch("s", 1)])) == 1
+    assert codec.attachments_of(admin_messages.Scanned(batches[:1], 1, 1, 1, 1, 1)) == 1
+    assert codec.attachments_of(delay_messages.PendingPage([], "", [delay_messages.DelayedBatch("s", 1)])) == 1
     assert codec.attachments_of(messages.Done()) == 0
 
 

@@ -18,7 +18,7 @@ from fairway.protocol import (
     Role,
     Verb,
     Why,
-    admin,
+    admin_messages,
     messages,
 )
 from tests.unit.protocol.feeding import BATCH, BIG_BATCH, JUNK, WAYS, Pair, frame, opened, plain
@@ -244,9 +244,9 @@ def test_our_own_mistakes_are_misuse_and_harm_nothing() -> None:
 
 def test_a_frame_that_the_other_side_does_not_take_is_not_sent() -> None:
     pair = opened(client=ConnectionOptions(frame_bytes_max=limits.HELLO_FRAME_BYTES_MAX))
-    scan = pair.client.request(admin.Scan("s", messages.Whence.EARLIEST, 0, None, 1 << 20))
+    scan = pair.client.request(admin_messages.Scan("s", messages.Whence.EARLIEST, 0, None, 1 << 20))
     pair.to_server()
-    scanned = admin.Scanned([messages.AttachedBatch(0, 1)], 1, 0, 1, 1, 1)
+    scanned = admin_messages.Scanned([messages.AttachedBatch(0, 1)], 1, 0, 1, 1, 1)
     with pytest.raises(Misuse, match="the other side takes at most 4096"):
         pair.server.respond(scan, scanned, [BIG_BATCH])
     assert pair.server.refuse(scan, Refused(Code.TOO_LARGE, "the batch is larger than you take"))

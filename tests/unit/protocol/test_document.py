@@ -1,4 +1,4 @@
-"""docs/protocol.md says what the code does: its hex dumps, its tables of fields, choices, codes and limits."""
+"""docs/internals/protocol.md says what the code does: its hex dumps, tables of fields, choices, codes and limits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from fairway import errors, limits
-from fairway.protocol import admin, codec, delaying, messages, replicating, routing, tracing
+from fairway.protocol import admin_messages, codec, delay_messages, messages, replication_messages, route_messages
 from fairway.protocol.messages import ControlMessage, Verb
 from tests.golden.frames import CASES, encoded
 from tests.tidy.source import ROOT
 
-TEXT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "internals" / "protocol.md").read_text(encoding="utf-8")
 DUMPS = re.findall(r"<!-- frame: ([\w-]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
 SECTIONS = dict(re.findall(r"^\*\*(\w+)\*\*(.*?)(?=^\*\*\w+\*\*|^#|\Z)", TEXT, re.MULTILINE | re.DOTALL))
-MODULES = (messages, admin, delaying, tracing, routing, replicating)
+MODULES = (messages, admin_messages, delay_messages, admin_messages, route_messages, replication_messages)
 CLASSES = [each for module in MODULES for each in vars(module).values() if isinstance(each, type)]
 MESSAGES = [each for each in CLASSES if issubclass(each, ControlMessage) and each is not ControlMessage]
 CHOICES = [each for each in CLASSES if issubclass(each, enum.IntEnum) and each is not Verb]

@@ -20,7 +20,7 @@ from fairway.protocol import (
     frames,
     messages,
 )
-from fairway.protocol.events import Closed
+from fairway.protocol.connection_states import Closed
 from tests.unit.protocol.feeding import JUNK, WAYS, Pair, joined
 
 Way = Callable[[bytes], list[bytes]]

@@ -16,7 +16,7 @@ from fairway.batch import check, encode
 from fairway.limits import KIB, MIB
 from fairway.protocol import Connection, FrameReader, Role
 from fairway.protocol.messages import Produce
-from fairway.world.buffers import LazyBuffer
+from fairway.runtime.buffers import LazyBuffer
 from tests.unit.protocol.feeding import Pair, contents, frame, read, reader
 
 LARGE = encode([b"a" * MIB, b"b" * 100], producer_id=1, first_sequence=0, created_ms=0)

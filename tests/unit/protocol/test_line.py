@@ -10,11 +10,9 @@ import pytest
 
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol import Connection, ConnectionOptions, ControlMessage, Role
-from fairway.protocol.backoff import RetryDelays
-from fairway.protocol.line import ReconnectOptions
+from fairway.protocol.line import Answer, Ask, ConnectionLost, ReconnectOptions, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Renewed
-from fairway.protocol.session import Answer, Ask, ConnectionLost, RequestOutcome
-from fairway.world.rng import SeededRng
+from fairway.runtime.rng import SeededRng
 from tests.unit.protocol.wired import WiredLine
 
 QUESTION = Heartbeat("orders", "billing", "ann", 0)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from fairway.client.asking import Questions
-from fairway.client.commands import describe
+from fairway.client.commands import Questions, describe
 from fairway.errors import Code, Refused
-from fairway.protocol.admin import Depth, Describe
-from fairway.protocol.consuming import ConsumerSession
-from fairway.protocol.consumption import ConsumerOptions
+from fairway.protocol.admin_messages import Depth, Describe
+from fairway.protocol.consumer_options import ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.line import STRAY_MS, STRAY_WAIT_MS_MAX, Line
 from fairway.protocol.messages import Join
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 from tests.unit.protocol.wired import WiredLine, connected, ended
 
 NS_PER_MS = 1_000_000

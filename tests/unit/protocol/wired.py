@@ -10,10 +10,10 @@ from fairway.protocol import Connection, ControlMessage, RequestReceived, Role
 from fairway.protocol import ConnectionOptions as HelloOptions
 from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.messages import Produced
-from fairway.protocol.pending import Pending, PendingBatch
-from fairway.protocol.producing import ProducerOptions, ProducerSession
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.protocol.producer_session import ProducerOptions, ProducerSession
+from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 
 
 class WiredLine:

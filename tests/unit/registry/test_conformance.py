@@ -232,7 +232,7 @@ def test_two_watches_of_one_node_are_both_called_and_cancelled_alone(form: Form)
 
 
 def test_session_is_certain_while_all_is_well_and_no_more_once_it_is_closed(form: Form) -> None:
-    from fairway.world.clock import RealClock
+    from fairway.runtime.clock import RealClock
 
     async def story(stage: Stage) -> None:
         registry = await stage.session()

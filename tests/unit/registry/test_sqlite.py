@@ -13,7 +13,7 @@ import pytest
 from fairway.errors import DirectoryLocked, DiskFull, Misuse, StorageFault, WrongDirectory
 from fairway.registry.port import Node, SessionOver, SessionState
 from fairway.registry.sqlite import FILE_NAME, SqliteRegistry
-from fairway.world.clock import ManualClock
+from fairway.runtime.clock import ManualClock
 from tests.unit.registry.forms import until
 
 

@@ -14,10 +14,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import UnimplementedError
 
 from fairway.errors import Misuse
-from fairway.registry.kazoo_line import ZooKeeperConnection, translated
+from fairway.registry.kazoo_client import ZooKeeperConnection, translated
 from fairway.registry.port import AnswerLost, SessionState
 from fairway.registry.zookeeper import ZooKeeperRegistry
-from fairway.world.clock import RealClock
+from fairway.runtime.clock import RealClock
 from tests.support import zookeeper
 from tests.support.cable import Cable
 from tests.unit.registry.forms import until

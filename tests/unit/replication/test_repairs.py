@@ -13,19 +13,18 @@ from fairway.batch import checksum
 from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretched
-from fairway.protocol.replicating import Give, Want
-from fairway.replication import giving
+from fairway.protocol.replication_messages import Give, Want
+from fairway.replication import follower
+from fairway.replication.connection import OnResponse
 from fairway.replication.peer import NS_PER_MS, Peer
-from fairway.replication.repairs import Repairs
-from fairway.replication.tally import ReplicationCounters
-from fairway.replication.wire import OnResponse
+from fairway.replication.repairs import Repairs, ReplicationCounters
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import record
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.storage.copies import Pair, Side, bytes_of
 from tests.unit.storage.helpers import FIRST_ACTIONS, FIRST_MESSAGES, ORDERS, SMALL, batch_of, messages
 
@@ -69,7 +68,7 @@ class Scene:
 
     def bring(self, want: Want) -> int:
         brought = Brought()
-        giving.give(self.copy, brought, 1, want)
+        follower.give(self.copy, brought, 1, want)
         [(give, data)] = brought.gives
         return self.repairs.take(COPY, give, data, self.now_ns)
 

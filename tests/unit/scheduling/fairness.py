@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fairway.scheduling import Actor, RunOrder, SchedulerOptions, TurnResult
-from fairway.scheduling.order import CREDIT_NS
+from fairway.scheduling.virtual_time import CREDIT_NS
 from tests.unit.scheduling.stage import Ask, Group, Stage
 
 MS = 1_000_000

@@ -13,10 +13,10 @@ class TotalTime:
 
     slice_requests_max = 1 << 62
 
-    def place(self, letter: MailboxItem) -> None:
-        letter.is_placed = True
+    def place(self, item: MailboxItem) -> None:
+        item.is_placed = True
 
-    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
+    def settle(self, item: MailboxItem, charge_ns: float) -> None:
         pass
 
     def charge_account(self, account: Account, charge_ns: float) -> None:

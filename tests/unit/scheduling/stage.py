@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from fairway.errors import Refused
+from fairway.runtime.clock import SimClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.loop import ExceptionContext, SimLoop
 from fairway.scheduling import Account, Actor, Expiry, RunOrder, Scheduler, SchedulerOptions, TurnResult
-from fairway.world.clock import SimClock
-from fairway.world.loop import ExceptionContext, SimLoop
-from fairway.world.rng import SeededRng
 
 FAR_NS = 1 << 60
 

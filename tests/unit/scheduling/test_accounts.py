@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from fairway.scheduling import Account, Actor, TurnResult
-from fairway.scheduling.mailbox import SWEEP_LETTERS
-from fairway.scheduling.order import DEBIT_NS
+from fairway.scheduling.mailbox import SWEEP_ITEMS
+from fairway.scheduling.virtual_time import DEBIT_NS
 from tests.unit.scheduling.stage import Ask, Stage
 
 MS = 1_000_000
@@ -187,6 +187,22 @@ def test_what_is_to_be_called_first_is_called_before_the_next_slice() -> None:
     assert said == ["slice", "slice", "first", "slice"]
 
 
+def test_what_a_slice_wants_to_be_called_is_called_in_its_own_turn() -> None:
+    stage, said = Stage(), list[str]()
+
+    def work(ask: Ask, _: Actor) -> TurnResult:
+        said.append(str(ask.key))
+        if ask.key == "a":
+            stage.scheduler.call_first(lambda: said.append("answer"))
+        return TurnResult.DONE
+
+    stage.ask("a", 300 * US, work=work)
+    stage.ask("b", 10 * US, work=work)
+    stage.loop.call_later(0, said.append, "next turn")
+    stage.run(2 * MS)
+    assert said == ["a", "answer", "next turn", "b"]
+
+
 def test_one_that_comes_back_after_a_nap_is_served_at_once_and_has_saved_nothing() -> None:
     stage, names = Stage(), count()
     visitor = Account()
@@ -207,7 +223,7 @@ def test_a_long_mailbox_is_swept_step_by_step_and_nobody_is_missed() -> None:
     stage, accounts = Stage(), [Account() for _ in range(7)]
     asks = [
         Ask("slow", 1 * MS, deadline_ns=(200 + number % 7) * MS, account=accounts[number * number % 7])
-        for number in range(3 * SWEEP_LETTERS)
+        for number in range(3 * SWEEP_ITEMS)
     ]
     for ask in asks:
         stage.scheduler.dispatch(ask.key, ask, stage)

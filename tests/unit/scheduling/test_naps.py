@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fairway.scheduling.actor import Actor
-from fairway.scheduling.order import CREDIT_NS, VirtualTime
+from fairway.scheduling.virtual_time import CREDIT_NS, VirtualTime
 
 MS = 1_000_000
 

@@ -13,9 +13,9 @@ from itertools import product
 
 import pytest
 
+from fairway.runtime.clock import ManualClock
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.scheduling.actor import RUNNING
-from fairway.world.clock import ManualClock
 
 STEPS = 5
 KEY = "group"

@@ -8,8 +8,8 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, Refused
+from fairway.runtime.clock import ManualClock
 from fairway.serving.creation_rate import CreationRate
-from fairway.world.clock import ManualClock
 
 
 class Connection:

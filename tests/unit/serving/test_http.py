@@ -10,8 +10,7 @@ import pytest
 from fairway.broker.metrics import GROUPS_MAX
 from fairway.errors import CannotListen
 from fairway.serving import http
-from fairway.serving.exposition import MetricsText
-from fairway.serving.meters import Histogram
+from fairway.serving.metrics import Histogram, MetricsText
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
 
@@ -175,7 +174,7 @@ async def test_nothing_is_served_unless_asked_for(scene: Scene) -> None:
 def test_a_port_that_is_taken_stops_the_start() -> None:
     async def story(scene: Scene) -> None:
         with pytest.raises(CannotListen):
-            await scene.broker._doors._net.listen(asyncio.Protocol, BROKER, HTTP_PORT)
+            await scene.broker._listeners._net.listen(asyncio.Protocol, BROKER, HTTP_PORT)
 
     Scene("taken", WITH_HTTP).play(story)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from fairway.serving.exposition import MetricsText
-from fairway.serving.memory import MemoryAccount, SharedMemory, show
+from fairway.serving.memory_plan import MemoryAccount, SharedMemory, show
+from fairway.serving.metrics import MetricsText
 
 RESERVE = 10
 

@@ -16,12 +16,12 @@ from fairway.errors import Code, Misuse, Refused, Unreachable
 from fairway.limits import FRAME_BYTES_MAX, KIB, MIB
 from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived, Why, codec
 from fairway.protocol import messages as m
-from fairway.protocol.admin import Depth, Describe, Described, Scan, Scanned
+from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned
+from fairway.runtime.buffers import LazyBuffer
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.scheduling import SchedulerOptions
+from fairway.serving.read_throttle import ReadThrottle
 from fairway.serving.session import ServerSession
-from fairway.serving.turnstile import ReadThrottle
-from fairway.world.buffers import LazyBuffer
-from fairway.world.sim_disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with
@@ -50,7 +50,7 @@ async def test_halves_of_frames_have_a_budget_and_the_oldest_is_told_to_come_bac
     for each in rude:
         each.send(half)
         await asyncio.sleep(1)
-        assert scene.broker.hall.incoming.taken_bytes <= 2 * MIB
+        assert scene.broker.session_manager.incoming.taken_bytes <= 2 * MIB
     assert [each.is_lost for each in rude] == [True, True, True, True, False, False]
     closed = rude[0].connection.closed
     assert closed is not None
@@ -60,14 +60,14 @@ async def test_halves_of_frames_have_a_budget_and_the_oldest_is_told_to_come_bac
     for each in rude:
         each.abort()
     await asyncio.sleep(1)
-    assert scene.broker.hall.incoming.taken_bytes == 0
+    assert scene.broker.session_manager.incoming.taken_bytes == 0
 
 
 @staged
 async def test_what_a_lost_client_leaves_behind_is_freed_a_little_in_each_turn_of_the_loop(scene: Scene) -> None:
-    hall = scene.broker.hall
+    session_manager = scene.broker.session_manager
     pieces = [bytes(1_000) for _ in range(64)]
-    hall.discard(list(pieces))
+    session_manager.discard(list(pieces))
     left = [sum(sys.getrefcount(piece) > ALONE for piece in pieces)]
     while left[-1]:
         await asyncio.sleep(0)
@@ -87,10 +87,10 @@ class _CountedBuffer(LazyBuffer):
 
 @staged
 async def test_the_buffer_of_a_large_frame_is_freed_a_little_in_each_turn_of_the_loop(scene: Scene) -> None:
-    hall = scene.broker.hall
+    session_manager = scene.broker.session_manager
     buffer = _CountedBuffer(8 * MIB)
     buffer[:] = b"x" * (8 * MIB)
-    hall.discard_buffer(buffer)
+    session_manager.discard_buffer(buffer)
     freed = [buffer.steps]
     while sys.getrefcount(buffer) > ALONE - 1:  # no loop's variable here
         await asyncio.sleep(0)
@@ -109,18 +109,18 @@ async def test_turns_are_left_free_after_a_chunk_of_a_large_frame_and_after_no_o
             self.rests += 1
             super().rest()
 
-    hall, loop = scene.broker.hall, asyncio.get_running_loop()
-    counted = hall.turnstile = Counted(
-        hall.clock, loop.call_soon, ServerSession.go_on, lambda each: each.account.end_ns
+    session_manager, loop = scene.broker.session_manager, asyncio.get_running_loop()
+    counted = session_manager.read_throttle = Counted(
+        session_manager.clock, loop.call_soon, ServerSession.go_on, lambda each: each.account.end_ns
     )
     sessions: list[ServerSession] = []
-    handle = hall.handle
+    handle = session_manager.handle
 
     def note(session: ServerSession, received: RequestReceived) -> None:
         sessions.append(session)
         handle(session, received)
 
-    hall.handle = note
+    session_manager.handle = note
     client = await raw(scene)
     client.ask(m.Produce("small"), (Stream(5).batch([b"first"]),))
     await asyncio.sleep(1)
@@ -148,7 +148,7 @@ async def test_a_client_that_finishes_its_frames_is_not_the_oldest(scene: Scene)
         (await raw(scene, f"rude-{number}")).send(half)
         await asyncio.sleep(1)
     assert not busy.is_lost
-    assert scene.broker.hall.incoming.evictions == 2
+    assert scene.broker.session_manager.incoming.evictions == 2
 
 
 @staged
@@ -189,9 +189,9 @@ async def test_whoever_broke_the_rules_is_told_at_once_and_let_go_later(scene: S
     await asyncio.sleep(0.5)
     assert rude.connection.closed is not None
     assert rude.connection.closed.code is Code.PROTOCOL_ERROR
-    assert (rude.is_lost, len(scene.broker.hall)) == (False, 1)
+    assert (rude.is_lost, len(scene.broker.session_manager)) == (False, 1)
     await asyncio.sleep(1)
-    assert (rude.is_lost, len(scene.broker.hall)) == (True, 0)
+    assert (rude.is_lost, len(scene.broker.session_manager)) == (True, 0)
 
 
 @staged
@@ -233,6 +233,33 @@ async def test_whoever_is_refused_outright_rests_before_it_is_read_again(scene: 
         await good.ask(Describe(Depth.SUBJECTS), Described)
     await asyncio.sleep(10)
     assert [one.answered for one in bad] == [200] * 5
+
+
+async def heartbeats_s(scene: Scene, one: Raw) -> float:
+    """How long a hundred of them take that are sent at once."""
+    begun_ns, answered = scene.clock.monotonic_ns(), one.answered
+    for _ in range(100):
+        one.connection.request(m.Heartbeat("orders", "group", "ann", 0))
+    one.send(*one.connection.take())
+    while one.answered < answered + 100:  # noqa: ASYNC110  a Raw does not say when
+        await asyncio.sleep(0.0001)
+    return (scene.clock.monotonic_ns() - begun_ns) / 1e9
+
+
+@staged
+async def test_whoever_acts_for_somebody_elses_consumer_rests_before_it_is_read_again(scene: Scene) -> None:
+    """Strangers share one account: the second one rests for what the first has cost. The consumer does not rest."""
+    await scene.send(b"x")
+    own, first, second = [await raw(scene, name) for name in ("own", "first", "second")]
+    own.ask(m.Join("orders", "group", "ann", 0, 0))
+    await asyncio.sleep(1)
+    own_s = await heartbeats_s(scene, own)
+    assert not scene.broker.meters.refusals
+    strangers_s = await asyncio.gather(*(heartbeats_s(scene, each) for each in (first, second, own)))
+    assert scene.broker.meters.refusals == {Code.FENCED: 200}
+    assert min(strangers_s[:2]) > own_s + 0.002
+    assert max(strangers_s[:2]) > own_s + 0.01
+    assert strangers_s[2] < own_s + 0.002
 
 
 @staged
@@ -283,7 +310,7 @@ async def test_who_does_not_read_large_answers_gets_no_more_of_them(scene: Scene
     for _ in range(100):
         deaf.ask(Scan("orders", m.Whence.EARLIEST, 0, None, MIB))
     await asyncio.sleep(5)
-    assert scene.broker.hall.outgoing.taken_bytes < 7 * MIB
+    assert scene.broker.session_manager.outgoing.taken_bytes < 7 * MIB
     transport = deaf.transport
     assert transport is not None
     transport.resume_reading()
@@ -300,10 +327,10 @@ async def test_a_flood_of_requests_whose_answers_are_not_read_is_paused_then_dro
     for _ in range(20_000):
         flood.ask(Describe(Depth.SUBJECTS))
     await asyncio.sleep(5)
-    assert scene.broker.hall.outgoing.taken_bytes < MIB
-    assert len(scene.broker.hall) == 1
+    assert scene.broker.session_manager.outgoing.taken_bytes < MIB
+    assert len(scene.broker.session_manager) == 1
     await asyncio.sleep(40)  # three heartbeats
-    assert len(scene.broker.hall) == 0
+    assert len(scene.broker.session_manager) == 0
 
 
 @staged_with(options_of(connection=ConnectionOptions(requests_max=4)))
@@ -353,10 +380,10 @@ async def test_a_consumer_that_never_reads_is_cut_off_and_holds_up_nobody(scene:
     healthy = await scene.worker("ann")
     assert len((await healthy.pull()).payloads) == 1
     await asyncio.sleep(2)
-    assert scene.broker.hall.outgoing.taken_bytes <= 2 * MIB
+    assert scene.broker.session_manager.outgoing.taken_bytes <= 2 * MIB
     await asyncio.sleep(60)
-    assert scene.broker.hall.outgoing.taken_bytes == 0
-    assert len(scene.broker.hall) <= 2
+    assert scene.broker.session_manager.outgoing.taken_bytes == 0
+    assert len(scene.broker.session_manager) <= 2
 
 
 @staged_with(TIGHT)
@@ -481,7 +508,7 @@ async def test_a_crowd_at_the_door_is_cut_off_without_a_word(scene: Scene) -> No
     crowd = [await raw(scene, f"rude-{number}", greet=False) for number in range(140)]
     await asyncio.sleep(1)
     assert sum(each.is_lost for each in crowd) == 140 - 129
-    assert len(scene.broker.hall) == 129
+    assert len(scene.broker.session_manager) == 129
 
 
 @staged

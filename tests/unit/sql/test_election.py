@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
+from fairway.runtime.clock import ManualClock
 from fairway.sql import SqlElection
 from fairway.sql.election import NoElection
-from fairway.world.clock import ManualClock
 from tests.unit.career.test_sql_election import Witness
 
 LEASE_MS = 600

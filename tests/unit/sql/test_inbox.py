@@ -16,9 +16,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 import fairway
 from fairway.client.app import App
 from fairway.client.idempotence import REPLAY_ID
+from fairway.runtime.clock import ManualClock
 from fairway.sql.inbox import SqlInbox
 from fairway.testing import MemoryBroker
-from fairway.world.clock import ManualClock
 from tests.support.databases import fresh, on_loop
 
 SUBJECT, GROUP = "order.paid", "ledger"

@@ -57,7 +57,7 @@ def fill(engine: sa.Engine, subject: str) -> list[str]:
 
 
 def test_an_operators_day(database: str, engine: sa.Engine, up: Up, subject: str) -> None:
-    assert "the table fairway_outbox is there" in call("create", "--database", database)
+    assert "the table fairway_outbox exists" in call("create", "--database", database)
     assert "0 messages pending" in call("status", "--database", database)
     ids = fill(engine, subject)
     assert told("status", "--database", database)["subjects"] == {subject: 8}
@@ -85,8 +85,8 @@ def test_what_is_discarded_is_gone(database: str, engine: sa.Engine, up: Up, sub
     call("relay", "--once", "--database", database, "--url", up.url)
     assert told("discard", "--database", database, ids[0], ids[1], status=1) == {"ids": [ids[0]], "unknown": [ids[1]]}
     assert rows(engine) == 0
-    assert "is not among" in call("retry", "--database", database, ids[0], status=1)
-    assert "is not among" in call("show", "--database", database, ids[0], status=1)
+    assert f"no row {ids[0]} is set aside" in call("retry", "--database", database, ids[0], status=1)
+    assert f"no row {ids[0]} is set aside" in call("show", "--database", database, ids[0], status=1)
 
 
 def test_mistakes(database: str) -> None:
@@ -94,9 +94,9 @@ def test_mistakes(database: str) -> None:
     assert "no address" in call("status", "--database", "nonsense", status=2)
     assert "not installed" in call("status", "--database", "postgresql+psycopg2://x", status=1)
     call("create", "--database", database)
-    assert "name the ids, or say --all" in call("retry", "--database", database, status=2)
+    assert "give the IDs of rows, or --all" in call("retry", "--database", database, status=2)
     assert "the table name" in call("create", "--database", database, "--table", "a-b", status=2)
-    assert "the table mine is there" in call("create", "--database", database, "--table", "mine")
+    assert "the table mine exists" in call("create", "--database", database, "--table", "mine")
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import fairway
 from fairway.errors import Misuse
-from fairway.lookup.homes import home
-from fairway.protocol.routing import SubjectRoute
+from fairway.lookup.routes import home
+from fairway.protocol.route_messages import SubjectRoute
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
 from fairway.sql import AioOutbox, AioRelay, Outbox, Relay, RelayOptions, insert
-from fairway.sql.relaying import RelayRounds
-from fairway.sql.rows import OutboxRows
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
+from fairway.sql.outbox_rows import OutboxRows
+from fairway.sql.relay_rounds import RelayRounds
 from tests.support.outboxes import NIMBLE, TABLE, eventually, numbered, put, rows
 from tests.support.stub_server import group
 from tests.unit.client.cluster import Cluster, clustered, stored

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from fairway import batch
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox
-from fairway.sql.contents import contents
-from fairway.sql.opening import engine_at, split
-from fairway.sql.tables import PARKED_MS, outbox_table
+from fairway.sql.database_urls import engine_at, split
+from fairway.sql.outbox_contents import contents
+from fairway.sql.outbox_table import PARKED_MS, outbox_table
 
 
 def test_every_row_is_told_once_and_why_it_was_set_aside(tmp_path: Path) -> None:

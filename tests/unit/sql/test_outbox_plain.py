@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from fairway.errors import BadName, Misuse
 from fairway.sql import Outbox, Relay, insert, statement
-from fairway.sql.plain import paramstyle_of
+from fairway.sql.outbox_writer import paramstyle_of
 from tests.support.outboxes import NIMBLE, Up, arrived, payloads
 
 

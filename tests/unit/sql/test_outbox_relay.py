@@ -14,14 +14,14 @@ import fairway
 from fairway import batch
 from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
+from fairway.runtime.clock import ManualClock, RealClock
+from fairway.runtime.rng import RealRng, SeededRng
+from fairway.runtime.threaded_link import LinkFailed
 from fairway.sql import Outbox, Relay, RelayOptions
-from fairway.sql.posting import SendOutcome
-from fairway.sql.posts import OutboxSender
-from fairway.sql.relaying import RelayRounds
-from fairway.sql.rows import OutboxRows
-from fairway.world.clock import ManualClock, RealClock
-from fairway.world.link import LinkFailed
-from fairway.world.rng import RealRng, SeededRng
+from fairway.sql.outbox_batches import SendOutcome
+from fairway.sql.outbox_rows import OutboxRows
+from fairway.sql.outbox_sender import OutboxSender
+from fairway.sql.relay_rounds import RelayRounds
 from tests.support.outboxes import NIMBLE, TABLE, FailingRng, Up, arrived, eventually, numbered, payloads, put, rows
 from tests.support.outboxes import up as running
 
@@ -139,8 +139,8 @@ def meets_gaps(engine: sa.Engine, relay: RelayRounds) -> set[str]:
     """A round of which nothing is stored; the rows that were sent."""
     with engine.begin() as connection:
         work = relay.take(connection)
-        for parcel in work.parcels:
-            parcel.settle(SendOutcome.GAP)
+        for outbox_batch in work.outbox_batches:
+            outbox_batch.settle(SendOutcome.GAP)
         relay.settle(connection, work)
     return {row.id for row in work.rows}
 
@@ -174,8 +174,8 @@ def test_a_relay_leaves_a_stream_of_its_own_that_has_a_hole(lite: sa.Engine, up:
             work = relay.take(connection)
         relay.taken()
         streams.append({row.stream for row in work.rows})
-        for parcel, fate in zip(work.parcels, fates, strict=True):
-            parcel.settle(fate, "as the test says")
+        for outbox_batch, fate in zip(work.outbox_batches, fates, strict=True):
+            outbox_batch.settle(fate, "as the test says")
         with lite.begin() as connection:
             relay.settle(connection, work)
     assert streams[0].isdisjoint(streams[1])
@@ -190,8 +190,8 @@ def test_what_a_slow_relay_says_of_a_stream_that_a_row_has_left_is_not_believed(
         left = slow.take(connection)
         of_table.abandon(connection, left.rows[0].stream or 0, clock.wall_ms())
         work = other.take(connection)
-        for parcel in left.parcels:
-            parcel.settle(SendOutcome.GAP)
+        for outbox_batch in left.outbox_batches:
+            outbox_batch.settle(SendOutcome.GAP)
         slow.settle(connection, left)
     clock.advance(1_100)
     assert meets_gaps(lite, third) == {row.id for row in work.rows}
@@ -211,13 +211,13 @@ def test_slow_relay_leaves_the_new_stream_of_a_row_alone(engine: sa.Engine, subj
     clock.advance(25_000)  # the lease is over
     with engine.begin() as connection:
         late = other.take(connection)
-        for parcel in late.parcels[1:]:
-            parcel.settle(SendOutcome.TAKEN)
+        for outbox_batch in late.outbox_batches[1:]:
+            outbox_batch.settle(SendOutcome.TAKEN)
         other.settle(connection, late)
         anew = {row.id: (row.stream, row.place) for row in other.take(connection).rows}
     assert set(anew) == {row.id for row in late.rows[1:]}
-    for parcel in left.parcels:
-        parcel.settle(SendOutcome.TAKEN)
+    for outbox_batch in left.outbox_batches:
+        outbox_batch.settle(SendOutcome.TAKEN)
     with engine.begin() as connection:
         slow.settle(connection, left)
     slow.settled()
@@ -248,7 +248,7 @@ def test_what_is_refused_is_set_aside_and_holds_nobody_up(engine: sa.Engine, up:
 def test_a_delayed_message_can_be_cancelled_once_it_is_handed_over_and_not_before(
     lite: sa.Engine, up: Up, subject: str
 ) -> None:
-    """As docs/outbox.md and docs/delay.md say."""
+    """As docs/how-to/outbox.md and docs/how-to/delayed-messages.md say."""
     outbox = written(lite)
     with lite.begin() as connection:
         sent = outbox.send(connection, subject, b"remind", key="o-1", after=3_600)

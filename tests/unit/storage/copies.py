@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from fairway.limits import GIB
 from fairway.names import Subject
-from fairway.storage import cutting
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
+from fairway.storage import truncation
 from fairway.storage.action_log import Action, ActionKind
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 from tests.simulation.checks import ActionNumbers
 from tests.unit.storage.helpers import ORDERS, SMALL, batch_of, content
 
@@ -74,7 +74,7 @@ class Side:
     def cut(self, messages_at: int, actions_at: int) -> None:
         """Abandon, cut, open again as a copy."""
         self.abandon()
-        cutting.cut(self.disk, messages_at, actions_at)
+        truncation.cut(self.disk, messages_at, actions_at)
         self.open(follows=True)
 
 

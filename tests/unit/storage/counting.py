@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fairway.errors import StorageFault
-from fairway.world.disk import Completion, Disk, File, Part, ReadCompletion
+from fairway.runtime.disk import Completion, Disk, File, Part, ReadCompletion
 
 
 class CountedFile:
@@ -103,6 +103,9 @@ class CountingDisk:
 
     def remove_later(self, name: str, done: Completion) -> None:
         self._below.remove_later(name, done)
+
+    def deliver(self) -> None:
+        self._below.deliver()
 
     def close(self) -> None:
         self._below.close()

@@ -13,16 +13,16 @@ from fairway import batch
 from fairway.errors import Refused
 from fairway.limits import GIB, KIB
 from fairway.names import Subject
+from fairway.runtime.disk import Disk
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import segment
 from fairway.storage.action_log import Action, ActionKind, unpack
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict, Finding
-from fairway.storage.scan import SegmentScan
+from fairway.storage.segment import SegmentScan
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.disk import Disk
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import Simulation
 
 T = TypeVar("T")
 

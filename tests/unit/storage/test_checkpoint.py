@@ -10,12 +10,12 @@ from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import checkpoint, segment
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import StoreOptions
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.counting import CountingDisk
 from tests.unit.storage.helpers import (
     BILLS,

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fairway.limits import MIB
 from fairway.names import Subject
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng, SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import index_file
 from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng, SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.helpers import EVERYTHING, SMALL, World, batch_of, descriptors, messages, names
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import pytest
 
 from fairway.limits import KIB
+from fairway.runtime.disk import Disk
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import action_log, message_log, record, recovery, segment
 from fairway.storage.record import Record
 from fairway.storage.recovery import DamageVerdict, Finding, Judgement, LogRecovery
-from fairway.storage.scan import Damage
+from fairway.storage.segment import Damage
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.disk import Disk
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.helpers import ORDERS, World, ack, content, messages, names, records_of
 
 SEGMENT_BYTES = 4 * KIB

@@ -9,13 +9,13 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import DirectoryLocked, WrongDirectory
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng, SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import directory
 from fairway.storage.directory import IDENTITY, DirectoryIdentity
 from fairway.storage.store import Store
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng, SeededRng
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.helpers import FIRST_ACTIONS, FIRST_MESSAGES, ROOMY, World, content, messages
 
 

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, StorageFault
+from fairway.runtime.clock import ManualClock
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
+from fairway.runtime.simulated.simulation import simulate
 from fairway.storage.flusher import Flusher, OnDurable
-from fairway.world.clock import ManualClock
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
-from fairway.world.simulation import simulate
-from tests.unit.world.timers import Timers
+from tests.unit.runtime.timers import Timers
 
 
 class Bench:

@@ -10,11 +10,11 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError, StorageFault
+from fairway.runtime.clock import RealClock
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.rng import RealRng
 from fairway.storage.record import RecordKind
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.clock import RealClock
-from fairway.world.real_disk import RealDisk
-from fairway.world.rng import RealRng
 from tests.unit.storage.helpers import (
     BILLS,
     FIRST_MESSAGES,

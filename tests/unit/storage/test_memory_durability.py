@@ -8,13 +8,13 @@ import pytest
 
 from fairway import limits
 from fairway.errors import Code, Refused, StorageFault
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage.flusher import Durability, Flusher
 from fairway.storage.subjects import SubjectTable
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk
+from tests.unit.runtime.timers import Timers
 from tests.unit.storage.helpers import BILLS, ORDERS, SMALL, World, ack, messages
 from tests.unit.storage.test_flusher import Bench
-from tests.unit.world.timers import Timers
 
 MEMORY = replace(SMALL, durability=Durability.MEMORY)
 SEEDS = range(40)

@@ -8,12 +8,12 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import WrongDirectory
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import record, segment
 from fairway.storage.record import RecordHeader, RecordKind
 from fairway.storage.recovery import DamageVerdict, LogRecovery
-from fairway.storage.scan import SegmentScan
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
+from fairway.storage.segment import SegmentScan
 from tests.unit.storage.helpers import (
     BILLS,
     FIRST_ACTIONS,

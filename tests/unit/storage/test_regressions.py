@@ -11,13 +11,13 @@ import pytest
 from fairway import batch
 from fairway.errors import Refused, StorageFault
 from fairway.limits import KIB
+from fairway.runtime.rng import SeededRng
+from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import index_file, record
 from fairway.storage.dedupe import DedupeWindow
-from fairway.storage.opening import open_directory
+from fairway.storage.open_store import open_directory
 from fairway.storage.recovery import DamageVerdict
 from fairway.storage.retention import Policy
-from fairway.world.rng import SeededRng
-from fairway.world.sim_disk import SimDisk, SimulatedPowerCut
 from tests.unit.storage.helpers import FIRST_MESSAGES, ORDERS, SMALL, World, batch_of, messages
 
 FILLER = "filler"

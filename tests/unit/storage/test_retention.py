@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from fairway.errors import StorageFault
+from fairway.runtime.disk import Completion
 from fairway.storage import segment
 from fairway.storage.retention import Policy, RetentionPlan, plan
 from fairway.storage.segment import Segment
 from fairway.storage.store import StoreOptions
-from fairway.world.disk import Completion
 from tests.unit.storage.counting import CountingDisk
 from tests.unit.storage.helpers import BILLS, ORDERS, World, messages, names
 

@@ -12,13 +12,13 @@ from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, StoredRange
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import consume_log, segment
 from fairway.storage.dedupe import DedupeWindow, PlaceTaken
 from fairway.storage.index_file import ENTRY_BYTES
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.record import HEADER_BYTES, RecordKind
 from fairway.storage.store import Store, StoreOptions
-from fairway.world.sim_disk import SimDisk
 from tests.unit.storage.copies import Pair
 from tests.unit.storage.helpers import BILLS, ORDERS, ROOMY, SMALL, World, batch_of, content, names, records_of
 

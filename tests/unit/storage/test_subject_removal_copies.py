@@ -6,8 +6,7 @@ import pytest
 
 from fairway.names import Subject
 from fairway.storage.record import Record
-from fairway.storage.scan import SegmentScan
-from fairway.storage.segment import HEADER_BYTES
+from fairway.storage.segment import HEADER_BYTES, SegmentScan
 from fairway.storage.store import StoreOptions
 from tests.simulation.checks import picture
 from tests.unit.storage.copies import Pair, Side, bytes_of

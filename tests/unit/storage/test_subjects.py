@@ -12,7 +12,7 @@ from fairway.errors import InvariantViolated, RemoteProtocolError
 from fairway.names import Subject
 from fairway.storage import subjects
 from fairway.storage.record import RecordHeader
-from fairway.storage.scan import STALE, Damage
+from fairway.storage.segment import STALE, Damage
 from fairway.storage.subjects import SubjectTable
 from tests.unit.storage.helpers import BILLS, ORDERS
 

@@ -14,17 +14,17 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import FairwayError, NoSuchFile, WrongDirectory
+from fairway.runtime.real_disk import RealDisk
+from fairway.runtime.real_file import RealFile
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import directory, index_file, record, segment, subjects
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict
-from fairway.storage.report import DirectorySurvey
 from fairway.storage.retention import Policy
-from fairway.storage.scan import SegmentScan
+from fairway.storage.segment import SegmentScan
 from fairway.storage.store import Store
 from fairway.storage.survey import Progress, survey
-from fairway.world.real_disk import RealDisk
-from fairway.world.real_file import RealFile
+from fairway.storage.survey_report import DirectorySurvey
 from tests.unit.cli.directories import KIB, SMALL, append, flip, make, open_store, segments, tree
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from fairway import batch, limits
-from fairway.batch.secret import verifier_of
+from fairway.batch.identity import verifier_of
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.storage.dedupe import DedupeWindow

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fairway.client.app import App
-from fairway.client.handling import Reject, Retry
+from fairway.client.handler_results import Reject, Retry
 from fairway.protocol.delivery import Message
 from fairway.testing import MemoryBroker, StillWaiting
 

@@ -1,22 +1,48 @@
-"""Jobs over the log: `fairway pipeline …`. Each is a function that takes a SparkSession and its options, and a program
-for `spark-submit`.
+"""Jobs over the log: `fairway pipeline …`. Each is a function of a SparkSession and options, and a program for
+`spark-submit`.
 
-    archive      subjects to Parquet, exactly once       repetition   how often keys repeat, and what coalescing saves
-    replay       messages once more, to a subject        report       shares of the broker's time, lag, what is due
-    trace        what became of messages, by group
-    reconcile    do the books balance? It names the modules that it is made of
+The commands:
 
-    lives        one row for each message and group, from messages and events       standing   where a broker stands
-    picking      which messages a job is about: from an archive or from the live log, by time, key, tag or SQL
-    manifest     what an archive consists of: commits, folded into ranges and files        ledger   the same, on a disk
-    compacting   small files into large ones
-    files        wherever Spark can read and write: local disks, HDFS, object stores        disks   two ways there
-    capacity     what servers say of themselves          flow         messages over time, from events
-    page         a report as one HTML file: plots, their scales, and markup that is escaped
-    program      what the commands share: options, session, exit status
-    watching     progress        failing   errors        capping   a rate that is never exceeded
-    shuffle      as many tasks as there is to do
+    archive            writes subjects to Parquet, exactly once, and joins small files
+    replay             sends messages again, to a subject or to one group
+    trace              shows what became of messages, by group
+    reconcile          compares what was sent, stored, archived, delivered and acked
+    repetition         shows how often keys repeat, and what coalescing saves
+    report             shows shares of the broker's time, lag, throughput, and delayed messages
 
-A new job is a module with its options, a function and a `command`; `fairway.cli.pipeline` names it. `docs/pipeline.md`
-is for users.
+What several jobs use:
+
+    job                errors, shuffle sizes, progress, options, the session, exit statuses
+    selection          which messages a job is about: from an archive or the live log, by time, key, tag or SQL
+    message_lifecycle  one row for each message and group, from messages and events
+    broker_status      subjects, groups and inboxes, asked of brokers before a job reads
+    server_counts      what brokers and delay servers count themselves
+    capacity           figures that servers give when asked, and those of their `/metrics`
+    page               a report as one HTML file
+    plots              plots as SVG, and how quantities are written
+    markup             HTML and SVG with all text escaped
+
+The archive:
+
+    manifest           commits: which ranges and files an archive consists of
+    archive_log        loads and makes commits, and repairs what killed runs left
+    columns            the columns of an archive, and the settings for writing it
+    files              files on local disks, HDFS and object stores
+
+The reconciliation:
+
+    reconcile_options  options and result
+    reconciliation     one run
+    scope              which messages it covers, and what servers say of them
+    business_rows      compares business rows with the log
+    producer_buffers   what outboxes and spools still hold
+    audit              compares an archive with the log; finds holes
+    findings           what is wrong, and the remedies
+    balances           sums per subject, group and window
+    reconcile_page     the HTML page of the result
+
+    report_page        the HTML page of a report
+
+A new job is a module with its options, a function and a `command`; `fairway.cli.pipeline` names it.
+`docs/how-to/spark-jobs.md` is for users.
 """

@@ -1,16 +1,23 @@
-"""Subjects to Parquet, exactly once: `fairway pipeline archive`, `run`, or this file under `spark-submit`.
+"""`fairway pipeline archive`: writes subjects to Parquet files, exactly once; `run`, `command`, and compaction.
 
-The archive itself says how far it is: a commit (`manifest`) holds the ranges of sequences and the files with their
-rows, and appears whole or not at all. A run reads where each subject ends in the archive, has Spark read and write
-what the log has beyond, and commits. Whatever is killed at whatever moment, the next run finds either the commit, and
-goes on behind it, or no commit, and does the same range again. There is no checkpoint beside it that could disagree.
+The archive itself records how far it is. A commit (`manifest`) holds ranges of sequences and the files with their rows,
+and appears whole or not at all. A run reads from the archive where each subject ends, has Spark read and write the rest
+of the log, and commits. If a run is killed at any moment, the next run finds either the commit, and continues behind
+it, or no commit, and repeats the same range. There is no separate checkpoint that could disagree.
+
+`plan` and `compact` turn small files into large ones. Files of one subject, broker group and date are in order of their
+sequences. Eight neighbours of about the same size become one file of the next size up, so a row is rewritten a few
+times in all, not once per micro-batch. When a later date has begun, the remaining small files of an earlier date are
+joined. `plan` decides; `compact` writes and commits as many subjects and dates at once as make a batch. With hundreds
+of subjects, a job for each would take minutes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Annotated, Final
 
 import typer
@@ -18,37 +25,129 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fairway.errors import FairwayError, Misuse
-from fairway.limits import MIB
-from fairway.spark import reading
-from fairway.spark.brokers import SubjectExtent
-from fairway.spark.jobs import columns, compacting, ledger, manifest, program
-from fairway.spark.jobs.failing import sentences
+from fairway.limits import KIB, MIB
+from fairway.runtime import host
+from fairway.runtime.clock import RealClock
+from fairway.spark import reader
+from fairway.spark.broker_session import SubjectExtent
+from fairway.spark.jobs import archive_log, columns, job, manifest
+from fairway.spark.jobs.archive_log import ArchiveRunRecord
+from fairway.spark.jobs.columns import by_file, frame, stage, to_stage
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.ledger import ArchiveRunRecord
-from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
-from fairway.spark.jobs.watching import NS, ProgressCounter, ProgressListener, unwatched
-from fairway.spark.looking import Planner
+from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
+from fairway.spark.jobs.manifest import ArchivedRange, ArchiveFile, ArchiveState
 from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
-from fairway.spark.places import BROKER_GROUP, SubjectPart
-from fairway.world import host
-from fairway.world.clock import RealClock
+from fairway.spark.plan import Planner
+from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
-BATCH_MIB: Final = 256  # of the log: two tasks of 128, and what is repeated after a crash is seconds of work
-INTERVAL_S: Final = 10.0  # between commits while messages trickle: each makes a file per subject
-_FILE_MESSAGES: Final = 1_000  # of a file that takes longer to create than to fill
-_POLL_MS: Final = 500  # how soon a run that is asked to end does
+FAN_IN: Final = 8
+TARGET_BYTES: Final = 128 * MIB  # Spark reads as much in one task
+SMALLEST_BYTES: Final = 64 * KIB
+BATCH_BYTES: Final = 256 * MIB  # compacted by one job, and repeated after a crash
+
+
+def plan(files: Iterable[ArchiveFile]) -> list[list[ArchiveFile]]:
+    """The groups of files to join, each in order."""
+    ordered = sorted(files, key=lambda each: (*_part(each), each.date, each.first))
+    latest = {_part(each): each.date for each in ordered}
+    groups: list[list[ArchiveFile]] = []
+    for (part, date), of_day in groupby(ordered, key=lambda each: (_part(each), each.date)):
+        choose = _over if date < latest[part] else _same_size
+        groups.extend(choose(of_day))
+    return groups
+
+
+def _part(file: ArchiveFile) -> SubjectPart:
+    return SubjectPart(file.subject, file.broker_group)
+
+
+def _same_size(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
+    """Neighbours of one tier, at least eight of them."""
+    for _, run in groupby(files, key=lambda each: _tier(each.size_bytes)):
+        for group in _fitting(run):
+            if len(group) >= FAN_IN:
+                yield group
+
+
+def _over(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
+    """All small neighbours, on a date that is over."""
+    for is_small, run in groupby(files, key=lambda each: each.size_bytes < TARGET_BYTES // 2):
+        if is_small:
+            yield from (group for group in _fitting(run) if len(group) > 1)
+
+
+def _fitting(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
+    """Cut a run of files where the joined file would become too large."""
+    group: list[ArchiveFile] = []
+    size_bytes = 0
+    for each in files:
+        if group and size_bytes + each.size_bytes > TARGET_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(each)
+        size_bytes += each.size_bytes
+    if group:
+        yield group
+
+
+def _tier(size_bytes: int) -> int:
+    tier, limit = 0, SMALLEST_BYTES
+    while size_bytes >= limit and limit < TARGET_BYTES:
+        tier, limit = tier + 1, limit * FAN_IN
+    return tier
+
+
+def batches(groups: Iterable[list[ArchiveFile]]) -> list[list[list[ArchiveFile]]]:
+    """The groups that each job compacts. Two groups of one job never share broker group, subject and date, so each
+    group becomes one file. A job has at most `BATCH_BYTES`, or a single group."""
+    waiting = list(groups)
+    made = []
+    while waiting:
+        taken: set[tuple[SubjectPart, str]] = set()
+        batch: list[list[ArchiveFile]] = []
+        size_bytes, left = 0, list[list[ArchiveFile]]()
+        for group in waiting:
+            place, size = (_part(group[0]), group[0].date), sum(each.size_bytes for each in group)
+            if place in taken or (batch and size_bytes + size > BATCH_BYTES):
+                left.append(group)
+                continue
+            taken.add(place)
+            batch.append(group)
+            size_bytes += size
+        made.append(batch)
+        waiting = left
+    return made
+
+
+def compact(spark: SparkSession, ledger: ArchiveRunRecord) -> int:
+    """Compact what is due; returns by how many files the archive shrank."""
+    fewer = 0
+    for batch in batches(plan(ledger.state.files.values())):
+        removed = [file for group in batch for file in group]
+        rows = to_stage(frame(spark, ledger.files.root, removed))
+        stage(by_file(rows, min(len(batch), spark.sparkContext.defaultParallelism)), ledger.room)
+        staged = ledger.staged()
+        ledger.commit(staged, (), removed)
+        fewer += len(removed) - len(staged)
+    return fewer
+
+
+BATCH_MIB: Final = 256  # of the log: two tasks of 128, and seconds of work to repeat after a crash
+INTERVAL_S: Final = 10.0  # between commits while messages trickle: each commit makes a file per subject
+_FILE_MESSAGES: Final = 1_000  # a smaller file takes longer to create than to fill
+_POLL_MS: Final = 500  # the time within which a run reacts to a request to end
 
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """What an archive run is told."""
+    """The options of an archive run."""
 
     path: str
     subjects: tuple[str, ...]  # names, and patterns such as orders.*
     url: str = DEFAULT_URL
-    once: bool = False  # up to what is stored now; else on and on
+    once: bool = False  # up to what is stored now; otherwise run until asked to end
     starting: str = "earliest"  # where subjects begin that are new to the archive
-    group: str | None = None  # under which the broker knows how far the archive is
+    group: str | None = None  # under this name the broker keeps the archive's progress
     batch_mib: int = BATCH_MIB
     interval_s: float = INTERVAL_S
     compact: bool = True
@@ -58,28 +157,28 @@ class ArchiveOptions:
 
 @dataclass
 class Archived:
-    """What a run has done."""
+    """The result of a run."""
 
     path: str
     rows: int = 0
     batches: int = 0
     files: int = 0  # in the archive now
-    compacted: int = 0  # files that are gone into larger ones
-    missing: int = 0  # sequences of this run that the log has no message for
+    compacted: int = 0  # files that compaction has removed
+    missing: int = 0  # sequences of this run without a message in the log
     elapsed_s: float = 0.0
-    # By subject, in a cluster by SUBJECT@BROKER-GROUP: what is archived ends before.
+    # By subject, or SUBJECT@BROKER-GROUP in a cluster: the end of what is archived.
     ends: dict[str, int] = field(default_factory=dict)
 
 
 def read(spark: SparkSession, path: str) -> DataFrame:
-    """The rows of an archive, and nothing else that may lie there: the columns of the source, and `date`."""
+    """The rows of an archive, without other files of its directory: the columns of the source, and `date`."""
     files = Files(spark, path)
-    return columns.frame(spark, files.root, ledger.load(files).files.values())
+    return columns.frame(spark, files.root, archive_log.load(files).files.values())
 
 
 def contents(spark: SparkSession, path: str) -> manifest.ArchiveState:
     """Which ranges of which subjects are in which files."""
-    return ledger.load(Files(spark, path))
+    return archive_log.load(Files(spark, path))
 
 
 def run(
@@ -88,15 +187,15 @@ def run(
     watch: ProgressListener = unwatched,
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Archived:
-    """Archive until all is done (`once`) or `is_to_end`; a run that ends has committed all that it has read."""
-    ledger.check_place(options.path)
+    """Archive until all is done (`once`) or `is_to_end`. By its end, a run has committed all that it has read."""
+    archive_log.check_place(options.path)
     with sentences(f"archiving to {options.path}"), columns.settings(spark):
         reading_options = _read_options(options)
-        looker = Planner(reading_options)
+        planner = Planner(reading_options)
         try:
-            return _ArchiveRun(spark, options, reading_options, looker, watch).run(is_to_end)
+            return _ArchiveRun(spark, options, reading_options, planner, watch).run(is_to_end)
         finally:
-            looker.close()
+            planner.close()
 
 
 def _read_options(options: ArchiveOptions) -> ReadOptions:
@@ -107,17 +206,17 @@ def _read_options(options: ArchiveOptions) -> ReadOptions:
 
 
 def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_id: str, options: ArchiveOptions) -> int:
-    """Where a subject goes on; what is not there any more is an error, unless the user accepts it."""
+    """Where a subject continues. Messages that the broker no longer has are an error, unless the user accepts it."""
     name, own = part.subject, archived_as(state, part, log_id)
     known, end = state.log_id(*own), state.end(*own)
     if known is not None and known != log_id:
-        raise reading.DataLoss(
+        raise reader.DataLoss(
             f"{options.path} holds {name} of another log ({known}) than the broker at {options.url} has ({log_id}): "
             "the broker has new data. Archive it to a new path"
         )
     begin = extent.first if end is None else end
     if begin > extent.end:
-        raise reading.DataLoss(
+        raise reader.DataLoss(
             f"the log of {name} ends at {extent.end}, and {options.path} has it up to {begin - 1}: the broker has lost "
             "its newest messages (a power cut with durability memory, or an older copy of its data). The archive keeps "
             "them; archive what comes now to a new path"
@@ -126,7 +225,7 @@ def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_i
         return begin
     if options.accept_loss:
         return extent.first
-    raise reading.DataLoss(
+    raise reader.DataLoss(
         f"messages {begin} to {extent.first - 1} of {name} are not in {options.path}, and the broker has them no "
         "longer: retention has taken them. Go on without them with --accept-loss (the archive keeps a gap there); "
         "--group NAME makes retention wait for the archive"
@@ -134,14 +233,14 @@ def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_i
 
 
 def archived_as(state: ArchiveState, part: SubjectPart, log_id: str) -> SubjectPart:
-    """What the archive calls it. A log keeps the name under which it was first archived: so an archive of a broker that
-    was named by its address goes on when that is in a cluster, and the other way round."""
+    """The part's name in the archive. A log keeps the name under which it was first archived. So an archive of a broker
+    that was named by its address continues when the broker joins a cluster, and the other way round."""
     return part._replace(broker_group=state.name_of(part.subject, log_id) or part.broker_group)
 
 
 def check_kind(state: ArchiveState, subject: str, logs: Mapping[str, str], options: ArchiveOptions) -> None:
-    """Of the logs that hold a subject now, by their broker groups, the archive must know one if it was made from the
-    other kind of URL: nobody could say otherwise what they have in common with what is there."""
+    """Refuse a change between the address of a broker and a cluster, unless the archive knows one of the present logs
+    of the subject. Otherwise nothing shows how the logs relate to what is archived."""
     there = state.groups_of(subject)
     was_alone, is_alone = BROKER_GROUP in there, BROKER_GROUP in logs
     if not there or was_alone is is_alone or any(state.name_of(subject, log_id) for log_id in logs.values()):
@@ -159,8 +258,8 @@ def check_kind(state: ArchiveState, subject: str, logs: Mapping[str, str], optio
 
 
 def has_small_files(batch: Mapping[SubjectPart, SubjectExtent]) -> bool:
-    """Whether files cost more than rows. A small batch comes from the source as one task, which would write hundreds
-    of files one after the other; a shuffle of few rows lets every core write its share."""
+    """Whether files cost more than rows. The source reads a small batch as one task, which would write hundreds of
+    files one after the other. After a shuffle of the few rows every core writes its share."""
     messages = sum(end - begin for begin, end in batch.values())
     return len(batch) > columns.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
 
@@ -177,19 +276,19 @@ class _ArchiveRun:
         spark: SparkSession,
         options: ArchiveOptions,
         reading_options: ReadOptions,
-        looker: Planner,
+        planner: Planner,
         watch: ProgressListener,
     ) -> None:
         self._spark = spark
         self._options = options
         self._places = reading_options.starting
-        self._looker = looker
+        self._planner = planner
         self._clock = RealClock()
         self._pace = ProgressCounter(watch, "archive")
         self._noted: dict[SubjectPart, int] = {}
         files = Files(spark, options.path)
-        ledger_ = ArchiveRunRecord(files) if files.exists(manifest.MARK) else None  # repaired, whatever the broker says
-        extents = self._looker.extents()  # an unknown subject is found out before anything is made
+        ledger_ = ArchiveRunRecord(files) if files.exists(manifest.MARK) else None  # repairs even without a broker
+        extents = self._planner.extents()  # refuses an unknown subject before anything is made
         self._ledger = ledger_ or ArchiveRunRecord(files)
         self._target = {part: extent.end for part, extent in extents.items()} if options.once else None
         self.done = Archived(self._ledger.files.root)
@@ -197,7 +296,7 @@ class _ArchiveRun:
     def run(self, is_to_end: Callable[[], bool]) -> Archived:
         is_behind, last_ns = True, 0
         while not is_to_end():
-            extents = self._looker.extents()
+            extents = self._planner.extents()
             planned = self._planned(extents)
             wait_s = 0.0 if is_behind else self._options.interval_s - (self._clock.monotonic_ns() - last_ns) / NS
             if planned and (wait_s <= 0 or self._target is not None):
@@ -211,7 +310,7 @@ class _ArchiveRun:
             elif planned:
                 host.sleep(min(wait_s, _POLL_MS / 1_000))
             else:
-                self._looker.wait({part: extent.end for part, extent in extents.items()}, _POLL_MS)
+                self._planner.wait({part: extent.end for part, extent in extents.items()}, _POLL_MS)
         state = self._ledger.state
         self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
         parts = [SubjectPart(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
@@ -221,14 +320,14 @@ class _ArchiveRun:
     # --- what is to be done ------------------------------------------------------------------------------------------
 
     def _planned(self, extents: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, SubjectExtent]:
-        """For each subject that has more than the archive: from where to where."""
+        """The range to archive of each subject that has more than the archive."""
         self._check_kinds(extents)
         self._settle_beginnings(extents)
         planned = {}
         for part, extent in extents.items():
             done = self._ledger.state.end(*self._own(part)) or 0
-            if done > extent.end:  # by the copy that was asked now
-                extent = extent._replace(end=max(extent.end, self._looker.awaited(part, done)))  # noqa: PLW2901
+            if done > extent.end:  # on the copy that was asked now
+                extent = extent._replace(end=max(extent.end, self._planner.awaited(part, done)))  # noqa: PLW2901
             begin = resumed(self._ledger.state, part, extent, self._log_id(part), self._options)
             end = extent.end if self._target is None else min(extent.end, self._target.get(part, 0))
             self._note(part, begin)
@@ -237,7 +336,7 @@ class _ArchiveRun:
         return planned
 
     def _own(self, part: SubjectPart) -> SubjectPart:
-        """As the archive calls it."""
+        """The part's name in the archive."""
         return archived_as(self._ledger.state, part, self._log_id(part))
 
     def _check_kinds(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
@@ -248,18 +347,18 @@ class _ArchiveRun:
             check_kind(self._ledger.state, subject, of, self._options)
 
     def _settle_beginnings(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
-        """Where a subject begins that is new to the archive. Other places than the earliest are committed at once: were
-        one resolved anew after a batch that failed, what came in between would be passed over."""
+        """Where new subjects begin. Places other than the earliest are committed at once: if they were resolved again
+        after a failed batch, the messages in between would be skipped."""
         self._places.check("starting", extents)
         places = {part: self._place(part) for part in extents if self._ledger.state.end(*self._own(part)) is None}
         new = {part: place for part, place in places.items() if place != EARLIEST}
         if not new:
             return
-        begins = self._looker.resolve(new)
+        begins = self._planner.resolve(new)
         self._ledger.commit([], [self._range(part, begin, begin, 0) for part, begin in begins.items()])
 
     def _place(self, part: SubjectPart) -> Where:
-        """In a broker group that a subject has gained since, it begins with its first message."""
+        """Where a new part begins: at its first message, if the archive has the subject from another broker group."""
         is_known = bool(self._ledger.state.ranges.get(part.subject))
         return EARLIEST if is_known else self._places.place(part)
 
@@ -267,20 +366,20 @@ class _ArchiveRun:
         return ArchivedRange(part.subject, self._log_id(part), begin, end, rows, self._own(part).broker_group)
 
     def _log_id(self, part: SubjectPart) -> str:
-        return f"{self._looker.logs[part.broker_group].id:016x}"
+        return f"{self._planner.logs[part.broker_group].id:016x}"
 
     def _cut(self, planned: Mapping[SubjectPart, SubjectExtent]) -> dict[SubjectPart, SubjectExtent]:
-        """As much of it as one batch holds, shared among the subjects."""
+        """As much of the plan as one batch holds, shared among the subjects."""
         share = max(self._options.batch_mib * MIB // len(planned), 1)
         return {
-            part: SubjectExtent(begin, self._looker.reach(part, begin, end, share))
+            part: SubjectExtent(begin, self._planner.reach(part, begin, end, share))
             for part, (begin, end) in planned.items()
         }
 
     # --- doing it ----------------------------------------------------------------------------------------------------
 
     def _archive(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
-        """Read, write, make sure that it was the same log to the end, commit."""
+        """Read, write, check that the logs are still the same, commit."""
         try:
             self._write(batch)
             self._confirm(batch)
@@ -300,7 +399,7 @@ class _ArchiveRun:
         for part, (_, end) in batch.items():
             self._note(part, end)
         if self._options.compact:
-            self.done.compacted += compacting.run(self._spark, self._ledger)
+            self.done.compacted += compact(self._spark, self._ledger)
 
     def _write(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         reader = self._spark.read.format("fairway").options(
@@ -317,27 +416,27 @@ class _ArchiveRun:
         if has_small_files(batch):
             rows = columns.by_file(rows, cores)
         else:
-            rows = rows.coalesce(max(cores, self._options.batch_mib * MIB // compacting.TARGET_BYTES))
+            rows = rows.coalesce(max(cores, self._options.batch_mib * MIB // TARGET_BYTES))
         columns.stage(rows, self._ledger.room)
 
     def _confirm(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
-        """That the logs that Spark has read are those that were looked at, and still have it all."""
+        """Check that Spark has read the logs that were planned, and that they still have everything."""
         logs = {part: self._log_id(part) for part in batch}
-        extents = self._looker.extents()
+        extents = self._planner.extents()
         for part, (_, end) in batch.items():
             if self._log_id(part) != logs[part]:
-                raise reading.other_log(part.subject, self._looker.where)
-            if part in extents and extents[part].end < end and self._looker.awaited(part, end) < end:
-                raise reading.cut_short(part.subject, extents[part].end, end)
+                raise reader.other_log(part.subject, self._planner.where)
+            if part in extents and extents[part].end < end and self._planner.awaited(part, end) < end:
+                raise reader.cut_short(part.subject, extents[part].end, end)
 
     def _note(self, part: SubjectPart, done: int) -> None:
-        """Let the broker know, so that `fairway lag` shows it and retention waits for it."""
+        """Report progress to the broker, so that `fairway lag` shows it and retention waits for it."""
         group = self._options.group
         if group is None or self._noted.get(part) == done:
             return
         if part not in self._noted:
-            self._looker.hold(part, group, EARLIEST)
-        self._looker.progress(part, group, done)
+            self._planner.hold(part, group, EARLIEST)
+        self._planner.progress(part, group, done)
         self._noted[part] = done
 
     def _tell(self, planned: Mapping[SubjectPart, SubjectExtent], batch: Mapping[SubjectPart, SubjectExtent]) -> None:
@@ -373,19 +472,19 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
         bool,
         typer.Option("--accept-loss", help="Go on where retention has taken messages, and leave a gap."),
     ] = False,
-    url: program.Url = DEFAULT_URL,
-    patience_s: program.Patience = PATIENCE_S,
-    master: program.Master = None,
-    spark_log: program.SparkLog = program.QUIET,
-    json: program.AsJson = False,
+    url: job.Url = DEFAULT_URL,
+    patience_s: job.Patience = PATIENCE_S,
+    master: job.Master = None,
+    spark_log: job.SparkLog = job.QUIET,
+    json: job.AsJson = False,
 ) -> None:
     """Subjects to Parquet, exactly once, by subject and date. Without --once it goes on until Ctrl-C or SIGTERM."""
     options = ArchiveOptions(
         path, tuple(subjects), url, once, starting, group, batch_mib, interval_s, compact, accept_loss, patience_s
     )
-    with program.running("archive", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
+    with job.running("archive", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
         done = run(spark, options, watch, lambda: ending.is_asked)
-    program.tell(done, json, [_sentence(done)])
+    job.tell(done, json, [_sentence(done)])
 
 
 def _sentence(done: Archived) -> str:
@@ -395,4 +494,4 @@ def _sentence(done: Archived) -> str:
 
 
 if __name__ == "__main__":
-    program.main(command, "archive")
+    job.main(command, "archive")

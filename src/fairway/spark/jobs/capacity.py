@@ -1,27 +1,150 @@
-"""What servers say of themselves when they are asked: how the broker's time was divided among groups, how far each is
-behind, what waits for its time and how late that was. Where one gives no such figure, a sentence stands in its place.
+"""Asks servers for their figures: how the broker's time was divided among groups, each group's lag, delayed messages.
+
+If a server does not give a figure, a sentence takes its place.
 
 The broker's time is that of its loop. Each group has an account there, which begins anew when the group was idle for a
-minute; so a share is of what the accounts hold now, or, where somebody watches for a while, of what was used meanwhile.
-In a cluster each broker group is asked, and a group of consumers has one figure: the sum over them.
+minute. So a share is of what the accounts hold now, or, with an observation period, of what was used in that period. In
+a cluster each broker group is asked, and a group of consumers has one figure: the sum over them.
+
+`scraped_page` and `histogram` read a server's `/metrics` once, for a job that wants one of its figures.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from urllib.parse import urlsplit
 
 from fairway.client import url as urls
-from fairway.client.sync import Client
+from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.admin import Depth, Describe, Described, GroupDescription
-from fairway.spark.event_options import is_meant
-from fairway.spark.jobs import scraping
+from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDescription
+from fairway.redaction import without_password
+from fairway.runtime.blocking_connection import BlockingConnection, WireCut
+from fairway.runtime.clock import RealClock
+from fairway.spark.events.options import is_meant
 from fairway.spark.options import is_pattern
-from fairway.spark.places import DELAY, ServerGroupAddress, ServerGroups, broker_places, caller_to
+from fairway.spark.server_groups import DELAY, ServerGroupAddress, ServerGroups, broker_places, caller_to
+
+PAGE_BYTES_MAX: Final = 64 << 20
+_PATIENCE_S: Final = 10.0
+_SAMPLE: Final = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+\d+)?")
+_LE: Final = re.compile(r'le="([^"]+)"')
+
+
+@dataclass(frozen=True)
+class ScrapedHistogram:
+    """Counts of values: each is of values up to its bound, and above the bound before. The last bound is infinite."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class NoFigures(FairwayError):
+    """No server shows figures there; the message says why."""
+
+
+def scraped_page(url: str) -> str:
+    """The text of the page now."""
+    host, port, path = place(url)
+    try:
+        wire = BlockingConnection.dial([(host, port)])
+        try:
+            wire.write([f"GET {path} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()])
+            return _body(_all(wire), url)
+        finally:
+            wire.close()
+    except WireCut as problem:
+        raise NoFigures(f"{without_password(url)} has not answered: {problem}") from problem
+
+
+def histogram(text: str, name: str) -> ScrapedHistogram | None:
+    """The histogram of that name on a page; None: the page has none."""
+    below: list[tuple[float, int]] = []
+    total = 0.0
+    for line in text.splitlines():
+        found = _SAMPLE.fullmatch(line)
+        if found is None:
+            continue
+        if found["name"] == f"{name}_bucket" and (bound := _LE.search(found["labels"] or "")):
+            below.append((float(bound[1]), int(float(found["value"]))))
+        elif found["name"] == f"{name}_sum":
+            total = float(found["value"])
+    if not below:
+        return None
+    below.sort()
+    counts = [here - before for (_, here), (_, before) in zip(below, [(0.0, 0), *below], strict=False)]
+    return ScrapedHistogram([bound for bound, _ in below], counts, total)
+
+
+def together(many: Iterable[ScrapedHistogram]) -> ScrapedHistogram:
+    """The sum of several servers' histograms, by bounds: servers of another release may have other bounds."""
+    counts: Counter[float] = Counter()
+    total = 0.0
+    for each in many:
+        counts.update(dict(zip(each.bounds, each.counts, strict=True)))
+        total += each.total
+    bounds = sorted(counts)
+    return ScrapedHistogram(bounds, [counts[bound] for bound in bounds], total)
+
+
+def place(url: str) -> tuple[str, int, str]:
+    """Host, port and path of a URL; `Misuse` says how to write it."""
+    found = urlsplit(url)
+    if found.scheme != "http" or not found.hostname:
+        shown = without_password(url)
+        raise Misuse(f"--metrics {shown!r}: write http://HOST:PORT/metrics, as `--http-port` of the server opens it")
+    try:
+        port = found.port or 80
+    except ValueError as error:
+        raise Misuse(f"--metrics {without_password(url)!r}: {error}") from None
+    return found.hostname, port, found.path if found.path.strip("/") else "/metrics"
+
+
+def _all(wire: BlockingConnection) -> bytes:
+    """All bytes until the other side closes, which marks the end of a page."""
+    clock = RealClock()
+    end_ns = clock.monotonic_ns() + int(_PATIENCE_S * 1e9)
+    data = bytearray()
+    while len(data) <= PAGE_BYTES_MAX:
+        left_s = (end_ns - clock.monotonic_ns()) / 1e9
+        if left_s <= 0:
+            raise WireCut(f"no whole page within {_PATIENCE_S:g} s")
+        try:
+            data += wire.read(left_s) or b""
+        except WireCut:
+            if data:
+                return bytes(data)
+            raise
+    raise WireCut(f"a page of more than {PAGE_BYTES_MAX:,} bytes")
+
+
+def _body(data: bytes, url: str) -> str:
+    head, _, body = data.partition(b"\r\n\r\n")
+    words = head.split(b"\r\n", 1)[0].split(b" ", 2)
+    if len(words) < 2 or words[1] != b"200":
+        said = head.split(b"\r\n", 1)[0].decode("ascii", "replace")[:100]
+        raise NoFigures(
+            f"{without_password(url)} has no figures: it says {said!r}; name the page /metrics of the server"
+        )
+    return body.decode("utf-8", "replace")
+
+
+def seconds(bound: float) -> float | None:
+    """The bound; None: infinite."""
+    return None if math.isinf(bound) else bound
+
 
 LATENESS: Final = "fairway_delay_lateness_seconds"
 HOUR: Final = timedelta(hours=1)
@@ -30,36 +153,36 @@ ALL: Final = "*"
 
 @dataclass
 class GroupCapacity:
-    """A group on a subject. Counts are messages."""
+    """A group on a subject. Counts are of messages."""
 
     subject: str
     group: str
-    share: float | None  # of the time that all groups had; None: none had any
+    share: float | None  # of the time that all groups used; None: no group used any
     busy_s: float  # time of the broker's loop
     cold_s: float  # time of reads that missed the page cache
-    cold_share: float  # of the group's own time, both together
+    cold_share: float  # cold reads in the group's own time, loop and cold reads together
     lag: int  # not handed out yet
     in_flight: int
-    waiting: int  # handed back, to be tried again, on their way to dead letter
+    waiting: int  # handed back, to be retried, or on their way to dead letters
     dead: int
     lost: int
-    oldest_s: float | None  # age of the oldest that it is not done with
+    oldest_s: float | None  # age of the oldest message that is not settled
     consumers: int
     weight: float
     is_paused: bool
     stored: int = 0  # in its subject, within the time of the report
     acked: int = 0  # within the time of the report
-    lag_most: int | None = None  # within the time of the report: stored and not done with
+    lag_most: int | None = None  # the most messages stored and not settled, within the time of the report
 
     @property
     def owed(self) -> int:
-        """What the group is not done with."""
+        """The messages that the group has not settled."""
         return self.lag + self.in_flight + self.waiting
 
 
 @dataclass(frozen=True)
 class Due:
-    """How many messages are due in the hour that begins then."""
+    """How many messages are due in the hour that begins at `at`."""
 
     at: datetime
     messages: int
@@ -67,7 +190,7 @@ class Due:
 
 @dataclass(frozen=True)
 class Late:
-    """How many delayed messages were at most so late, and later than the bound before; None: later than that."""
+    """How many delayed messages were late by up to `seconds`, and more than the bound before; None: no upper bound."""
 
     seconds: float | None
     messages: int
@@ -75,7 +198,7 @@ class Late:
 
 @dataclass
 class DelayCapacity:
-    """What waits for its time, and how late what had its time was."""
+    """Pending delayed messages, and how late delivered ones were."""
 
     overdue: int | None = None  # due, and not delivered yet
     forecast: list[Due] = field(default_factory=list)
@@ -85,7 +208,7 @@ class DelayCapacity:
 
 @dataclass
 class Seen:
-    """What brokers said at one moment. Each figure by the broker group that gave it."""
+    """The answers of brokers at one moment. Each figure is kept by the broker group that gave it."""
 
     now_ms: int
     ends: dict[str, dict[str, int]]  # of subjects
@@ -97,7 +220,7 @@ class Seen:
 
 
 def look(url: str, patience_s: int) -> Seen:
-    """All subjects and groups of a broker, or of all broker groups of a cluster."""
+    """Ask a broker, or all broker groups of a cluster, for all subjects and groups."""
     seen = Seen(0, {}, {})
     for place in broker_places(url, patience_s):
         for page in _pages(place):
@@ -121,7 +244,7 @@ def _pages(place: ServerGroupAddress) -> Iterator[Described]:
 
 
 def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
-    """The subjects that were named, or match a pattern; the broker's own only where a pattern says so."""
+    """The subjects that are named, or match a pattern; internal subjects match only patterns with a colon."""
     there = sorted(stored)
     for each in asked:
         if not is_pattern(each) and each not in there:
@@ -135,7 +258,7 @@ def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
 
 
 def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[GroupCapacity]:
-    """Those of some subjects, the busiest first. Shares are of the time of all groups, also of those not shown."""
+    """The groups of some subjects, the busiest first. Shares are of the time of all groups, also of those not shown."""
     used_ns = {key: _used_ns(seen, before, key) for key in seen.groups}
     all_ns = sum(served_ns for served_ns, _ in used_ns.values())
     shown = set(subjects)
@@ -148,7 +271,7 @@ def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[Gro
 
 
 def remarks(seen: Seen, before: Seen | None, shown: Sequence[GroupCapacity]) -> Iterator[str]:
-    """What the figures do not say."""
+    """Sentences about gaps in the figures."""
     if not shown:
         yield "Nobody consumes these subjects: there is no group to speak of."
         return
@@ -169,19 +292,19 @@ def remarks(seen: Seen, before: Seen | None, shown: Sequence[GroupCapacity]) -> 
 
 
 def _used_ns(seen: Seen, before: Seen | None, key: tuple[str, str]) -> tuple[int, int]:
-    """Of the loops, and of cold reads."""
+    """The time that a group used of the loops, and of cold reads, in all broker groups."""
     old = {} if before is None else before.groups.get(key, {})
     used = [_used_there_ns(state, old.get(name)) for name, state in seen.groups[key].items()]
     return sum(served_ns for served_ns, _ in used), sum(cold_ns for _, cold_ns in used)
 
 
 def _used_there_ns(state: GroupDescription, before: GroupDescription | None) -> tuple[int, int]:
-    """In one broker group."""
+    """The time that a group used in one broker group."""
     now = _account_ns(state)
     if before is None:
         return now
     old = _account_ns(before)
-    if now[0] < old[0]:  # the account was closed meanwhile, and opened anew
+    if now[0] < old[0]:  # the account was closed meanwhile, and opened again
         return now
     return now[0] - old[0], max(now[1] - old[1], 0)
 
@@ -206,14 +329,14 @@ def _group(
         dead=sum(state.dead for state in states),
         lost=sum(state.lost for state in states),
         oldest_s=None if oldest_ms is None else max(now_ms - oldest_ms, 0) / 1_000,
-        consumers=max(state.consumers_count for state in states),  # each is in all broker groups
+        consumers=max(state.consumers_count for state in states),  # each consumer is in all broker groups
         weight=max(state.weight for state in states),
         is_paused=any(state.is_paused for state in states),
     )
 
 
 def waiting_in(state: GroupDescription) -> int:
-    """Messages that were handed out, and are to be once more, or to be dead letters."""
+    """Messages that were handed out, and are to be handed out again or to become dead letters."""
     return state.returned + state.retrying + state.dying
 
 
@@ -223,7 +346,8 @@ def waiting_in(state: GroupDescription) -> int:
 def forecast(
     client: Client, subjects: Sequence[str] | None, now: datetime, hours: int, into: DelayCapacity
 ) -> Iterator[str]:
-    """What is due in each hour to come, of some subjects or of all; gives a sentence where nobody knows."""
+    """Fill in the messages due in each coming hour, of some subjects or of all; yields a sentence if that is
+    unknown."""
     due: dict[datetime, int] = {}
     overdue = 0
     try:
@@ -241,17 +365,17 @@ def forecast(
 
 
 def lateness(pages: Sequence[str], into: DelayCapacity) -> Iterator[str]:
-    """How late messages were, from the figures of delay servers; gives a sentence where there are none."""
+    """Fill in how late messages were, from the figures of delay servers; yields a sentence if there are none."""
     if not pages:
         yield (
             "How late delayed messages were is known to the delay server alone, which shows it at its /metrics: start "
             "it with --http-port PORT, and name it here with --metrics http://HOST:PORT/metrics."
         )
         return
-    known: list[scraping.ScrapedHistogram] = []
+    known: list[ScrapedHistogram] = []
     for page in pages:
         try:
-            found = scraping.histogram(scraping.page(page), LATENESS)
+            found = histogram(scraped_page(page), LATENESS)
         except FairwayError as error:
             yield f"How late delayed messages were is not known: {error}."
             continue
@@ -263,19 +387,17 @@ def lateness(pages: Sequence[str], into: DelayCapacity) -> Iterator[str]:
     if known and not counted:
         yield "No delayed message has had its time since the delay server was started."
     if counted:
-        late = scraping.together(counted)
-        into.lateness = [
-            Late(scraping.seconds(bound), count) for bound, count in zip(late.bounds, late.counts, strict=True)
-        ]
+        late = together(counted)
+        into.lateness = [Late(seconds(bound), count) for bound, count in zip(late.bounds, late.counts, strict=True)]
         into.late_mean_s = late.total / late.count
 
 
 def metrics_of(url: str, patience_s: int) -> list[str]:
-    """Where the delay servers of a cluster that lead show their figures, as far as meta servers know."""
+    """The `/metrics` pages of the leading delay servers of a cluster, as far as meta servers know them."""
     if not urls.parse_any(url).meta:
         return []
-    with ServerGroups(url, patience_s) as atlas:
-        groups = atlas.groups(DELAY).values()
+    with ServerGroups(url, patience_s) as server_groups:
+        groups = server_groups.groups(DELAY).values()
     leading = [copy for each in groups for copy in each.copies if each.master and copy.address == each.master]
     return [f"http://{_host(copy.address)}:{copy.http_port}/metrics" for copy in leading if copy.http_port]
 

@@ -1,4 +1,4 @@
-"""The columns of an archive, and the settings under which it is written: plain Parquet, for whoever reads it."""
+"""The columns of an archive, and the Spark settings for writing it: plain Parquet for any reader."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from pyspark.sql.types import DateType, StructField, StructType
 
 from fairway.limits import KIB
+from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs.manifest import ArchiveFile
-from fairway.spark.places import SubjectPart
-from fairway.spark.schema import MESSAGES
+from fairway.spark.server_groups import SubjectPart
 
 ARCHIVE: Final = StructType([*MESSAGES.fields, StructField("date", DateType(), False)])
 
-STAGED_BY: Final = "staged_by"  # a directory of what is staged: each file is of one broker group
+STAGED_BY: Final = "staged_by"  # a directory level of staged rows: each file is of one broker group
 _FILE_OF: Final = (STAGED_BY, "subject", "date")  # what the rows of a file have in common
 _DAY_US: Final = 24 * 3_600 * 1_000_000
-WRITERS_MAX: Final = 64  # of one task at once
+WRITERS_MAX: Final = 64  # open files of one task
 _WRITING: Final = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which only Spark still likes
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which is deprecated outside Spark
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    # Several subjects and dates at once without sorting: rows stay in the order of the log.
+    # Write several subjects and dates at once without sorting: rows stay in the order of the log.
     "spark.sql.maxConcurrentOutputFileWriters": str(WRITERS_MAX),
-    # Compaction reads small files: up to 512 of them in a task in place of 32, shared among all cores.
+    # Compaction reads small files: up to 512 of them in a task instead of 32, shared among all cores.
     "spark.sql.files.openCostInBytes": str(256 * KIB),
 }
-# Spark lists more than 32 paths by a job with a task for each path, up to 10,000.
+# Spark lists more than 32 paths with a job that has a task for each path, up to 10,000.
 LISTING: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_TASKS_PER_CORE: Final = 2
 
@@ -40,7 +40,7 @@ def utc_date(column: str) -> Column:
 
 
 def frame(spark: SparkSession, root: str, files: Iterable[ArchiveFile]) -> DataFrame:
-    """The rows of some files of an archive, in the order of columns that the live source has, and `date`."""
+    """The rows of some files of an archive, with the columns in the order of the live source, and `date`."""
     meant = list(files)
     if not meant:
         return spark.createDataFrame([], ARCHIVE)
@@ -53,8 +53,8 @@ def frame(spark: SparkSession, root: str, files: Iterable[ArchiveFile]) -> DataF
 
 
 def renamed(rows: DataFrame, names: Mapping[SubjectPart, str]) -> DataFrame:
-    """The same, where these subjects are of broker groups with other names. There may be thousands of subjects, and a
-    condition for each would be more than Spark can plan; of broker groups there are a few."""
+    """The rows with other names of broker groups for the given subjects. There is one condition for each pair of names:
+    there may be thousands of subjects, and Spark could not plan a condition for each."""
     subjects: dict[tuple[str, str], list[str]] = {}
     for part, other in names.items():
         subjects.setdefault((part.broker_group, other), []).append(part.subject)
@@ -65,7 +65,7 @@ def renamed(rows: DataFrame, names: Mapping[SubjectPart, str]) -> DataFrame:
 
 
 def stage(rows: DataFrame, path: str) -> None:
-    """Write rows there, each file of one broker group, subject and date."""
+    """Write the rows there, each file of one broker group, subject and date."""
     rows.write.partitionBy(*_FILE_OF).parquet(path)
 
 
@@ -74,21 +74,21 @@ def to_stage(rows: DataFrame) -> DataFrame:
 
 
 def by_file(rows: DataFrame, tasks: int) -> DataFrame:
-    """All rows of a file in one task, in the order of the log. One task needs no shuffle for that."""
+    """The rows with each file's rows in one task, in the order of the log. A single task needs no shuffle."""
     rows = rows.coalesce(1) if tasks == 1 else rows.repartition(tasks, *_FILE_OF)
     return rows.sortWithinPartitions(*_FILE_OF, "sequence")
 
 
 @contextmanager
 def settings(spark: SparkSession) -> Iterator[None]:
-    """As an archive is written; what the session had is put back."""
+    """The session's settings for writing an archive; the old settings are restored afterwards."""
     with _set(spark, _WRITING):
         yield
 
 
 @contextmanager
 def _listing(spark: SparkSession) -> Iterator[None]:
-    """Files are listed by a few tasks, unless the user has set how many: 4,000 files take 0.7 s in place of 15."""
+    """List files with a few tasks, unless the user has set how many: 4,000 files take 0.7 s instead of 15."""
     tasks = _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     with _set(spark, {} if LISTING in spark.conf.getAll else {LISTING: str(tasks)}):
         yield

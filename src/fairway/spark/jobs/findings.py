@@ -1,10 +1,10 @@
-"""What is wrong, message by message: one row for each finding, with what it is, since when, and what to do about it.
+"""Findings: one row for each thing that is wrong with a message, with its kind, since when, and a remedy.
 
     missing     should be there, and is not            duplicate   is there more often than once
     late        delivered or acked too long after      stuck       handed out and not settled; a group that acks nothing
     stranger    stored, and no business row says so    differing   the log, and the archive or the broker, disagree
 
-A finding has a reason, which says its kind and its remedy (`REASONS`). `at` is the time whose window it belongs to.
+The reason of a finding determines its kind and its remedy (`REASONS`). `at` is the time whose window it belongs to.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.jobs.lives import ACKED, IN_HAND, RETRYING, RETURNED, WAITING
-from fairway.spark.places import BROKER_GROUP
+from fairway.spark.jobs.message_lifecycle import ACKED, IN_HAND, RETRYING, RETURNED, WAITING
+from fairway.spark.server_groups import BROKER_GROUP
 
 MISSING, DUPLICATE, LATE, STUCK = "missing", "duplicate", "late", "stuck"
 STRANGER, DIFFERING = "stranger", "differing"
@@ -46,7 +46,7 @@ COUNTED_OTHERWISE: Final = "counted otherwise"
 
 
 class Reason(NamedTuple):
-    """What a finding amounts to."""
+    """The kind and the remedy of findings with a reason."""
 
     kind: str
     remedy: str
@@ -111,7 +111,7 @@ COLUMNS: Final[dict[str, str]] = {
 
 
 def found(rows: DataFrame, reason: str | Column, **values: Column) -> DataFrame:
-    """Rows as findings; a column that is not given is null, but for `messages`, which is 1."""
+    """Findings made of rows. Columns that are not given are null, except `messages`, which is 1."""
     of = {"messages": F.lit(1), **values}
     said = F.lit(reason) if isinstance(reason, str) else reason
     columns = [of.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in COLUMNS.items()]
@@ -119,7 +119,7 @@ def found(rows: DataFrame, reason: str | Column, **values: Column) -> DataFrame:
 
 
 def together(parts: list[DataFrame]) -> DataFrame:
-    """All of them, with kind and remedy."""
+    """The union of all findings, with kind and remedy."""
     rows = reduce(DataFrame.unionByName, parts)
     kinds = _told({name: reason.kind for name, reason in REASONS.items()})
     remedies = _told({name: reason.remedy for name, reason in REASONS.items()})
@@ -127,7 +127,7 @@ def together(parts: list[DataFrame]) -> DataFrame:
 
 
 def within() -> Column:
-    """In which broker group a sequence is, in a cluster."""
+    """A phrase that names the broker group of a sequence, in a cluster."""
     group = F.col("broker_group")
     return F.when(group == BROKER_GROUP, "").otherwise(F.concat(F.lit(" in broker group "), group))
 
@@ -179,7 +179,7 @@ def holes(gaps: DataFrame) -> DataFrame:
 
 
 def lost(events: DataFrame) -> DataFrame:
-    """What retention or rot took before a group had it. `events`: those that tell of it."""
+    """Findings: what retention or damage took before a group had it, from the events that report it."""
     return found(
         events,
         LOST,
@@ -193,19 +193,19 @@ def lost(events: DataFrame) -> DataFrame:
     )
 
 
-# --- from the lives of messages in groups -----------------------------------------------------------------------------
+# --- from the lifecycles of messages in groups ------------------------------------------------------------------------
 
 
 def marked(accounts: DataFrame, now_ms: int, late_after_ms: int, stuck_after_ms: int) -> DataFrame:
-    """With `late` and `stuck`, the reasons why a message is that in a group (null: it is not), `took_ms` and
-    `stuck_since`."""
+    """The lifecycles with `late` and `stuck`, the reasons why a message is late or stuck in its group (null: it is
+    not), `took_ms` and `stuck_since`."""
     return accounts.select(
         "*", *_lateness(now_ms, late_after_ms), F.try_element_at("attempts", F.lit(-1)).alias("last")
     ).select("*", *_stuckness(now_ms, stuck_after_ms))
 
 
 def _lateness(now_ms: int, late_after_ms: int) -> tuple[Column, Column]:
-    """Delivered or acked too late; or not delivered, although it is late already."""
+    """Delivered or acked too late; or not delivered, although already late."""
     owed_ms = F.unix_millis("owed_since")
     waited_ms = F.coalesce(F.unix_millis("first_pulled_at"), F.lit(now_ms)) - owed_ms
     settled_ms = F.unix_millis("acked_at") - owed_ms
@@ -220,7 +220,7 @@ def _lateness(now_ms: int, late_after_ms: int) -> tuple[Column, Column]:
 
 
 def _stuckness(now_ms: int, stuck_after_ms: int) -> tuple[Column, Column]:
-    """With a consumer for too long; or due again, and nobody takes it."""
+    """With a consumer for too long; or due again, and not pulled."""
     state, last = F.col("state"), F.col("last")
     since = F.when(state == IN_HAND, last["pulled_at"]).when(
         state.isin(RETURNED, RETRYING), F.coalesce(F.col("due_at"), last["ended_at"])
@@ -231,7 +231,8 @@ def _stuckness(now_ms: int, stuck_after_ms: int) -> tuple[Column, Column]:
 
 
 def of_messages(accounts: DataFrame, now_ms: int) -> DataFrame:
-    """What is late, stuck, or acked more often than it was given to the group; of accounts that are marked."""
+    """Findings: messages that are late, stuck, or acked more often than the group was given them. `accounts` must be
+    marked."""
     twice = F.when(F.col("acks") > F.col("redrives") + 1, ACKED_TWICE)
     reasons = F.array_compact(F.array("late", "stuck", twice))
     rows = accounts.filter(F.size(reasons) > 0).withColumn("reason", F.explode(reasons))
@@ -253,7 +254,7 @@ def of_messages(accounts: DataFrame, now_ms: int) -> DataFrame:
 
 
 def stalled(accounts: DataFrame, groups: DataFrame, now_ms: int, stuck_after_ms: int) -> DataFrame:
-    """Groups for which messages wait, and which have acked nothing for too long. `groups` has their `last_ack_at`."""
+    """Findings: groups with waiting messages that have acked nothing for too long. `groups` has their `last_ack_at`."""
     is_due = F.coalesce(F.unix_millis("due_at"), F.lit(0)) <= now_ms
     waiting = accounts.filter(F.col("state").isin(WAITING, RETURNED, RETRYING) & is_due)
     oldest = waiting.groupBy("subject", "group").agg(
@@ -264,7 +265,7 @@ def stalled(accounts: DataFrame, groups: DataFrame, now_ms: int, stuck_after_ms:
     )
     acked = groups.groupBy("subject", "group").agg(F.max("last_ack_at").alias("last_ack_at"))
     rows = oldest.join(F.broadcast(acked), ["subject", "group"], "left")
-    rows = rows.withColumn("since", F.greatest("oldest_at", "last_ack_at"))  # which passes over null
+    rows = rows.withColumn("since", F.greatest("oldest_at", "last_ack_at"))  # ignores null
     return found(
         rows.filter(F.lit(now_ms) - F.unix_millis("since") > stuck_after_ms),
         NO_ACKS,

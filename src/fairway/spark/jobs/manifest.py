@@ -1,11 +1,11 @@
-"""What an archive consists of. Its truth is a row of commits, each a small JSON file that appears whole or not at all:
+"""The commits of an archive: what an archive consists of. A commit is a small JSON file, written whole or not at all.
 
-    _fairway/archive.json                          which format this is
-    _fairway/commits/000000000041.json             what one commit added and removed
-    _fairway/commits/000000000064.full.json        every 64th says everything, so that no reader reads more than 64
+    _fairway/archive.json                          which format this is _fairway/commits/000000000041.json
+    what one commit added and removed _fairway/commits/000000000064.full.json        every 64th holds the whole state,
+    so that no reader reads more than 64
 
-A commit ties ranges of sequences to files. A range that is committed is never archived again, and a file that no commit
-names is not a part of the archive, whatever its name. Pure: `ledger` reads and writes.
+A commit ties ranges of sequences to files. A committed range is never archived again. A file that no commit names is
+not part of the archive, whatever its name. The module is pure; `archive_log` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.places import BROKER_GROUP
+from fairway.spark.server_groups import BROKER_GROUP
 
 VERSION: Final = 1
 HOME: Final = "_fairway"
@@ -47,13 +47,13 @@ class ArchiveFile:
     rows: int
     size_bytes: int
     broker_group: str = BROKER_GROUP
-    stored_as: str = ""  # the broker group that its rows name, where that is another; never written down
+    stored_as: str = ""  # the broker group in the file's rows, if that is another; never written down
 
 
 @dataclass(frozen=True)
 class ArchivedRange:
-    """Sequences of one subject in one broker group that are archived. `rows` is less than `end - first` where the log
-    itself has a hole."""
+    """Archived sequences of one subject in one broker group. `rows` is less than `end - first` if the log itself has
+    holes."""
 
     subject: str
     log_id: str
@@ -65,7 +65,7 @@ class ArchivedRange:
 
 @dataclass(frozen=True)
 class Commit:
-    """One step of an archive."""
+    """One commit of an archive."""
 
     number: int
     at_ms: int
@@ -76,10 +76,10 @@ class Commit:
 
 @dataclass
 class ArchiveState:
-    """An archive after so many commits."""
+    """The state of an archive after some commits."""
 
     number: int = 0
-    # By subject; those of one broker group are in order, and adjacent ones are one.
+    # By subject. The ranges of one broker group are in order, and adjacent ones are joined.
     ranges: dict[str, list[ArchivedRange]] = field(default_factory=dict)
     files: dict[str, ArchiveFile] = field(default_factory=dict)  # by path
 
@@ -91,7 +91,7 @@ class ArchiveState:
         return [each for each in self.ranges.get(subject, ()) if each.broker_group == broker_group]
 
     def end(self, subject: str, broker_group: str = BROKER_GROUP) -> int | None:
-        """Where the next range of a subject begins; None: it is not in the archive."""
+        """Where the next range of a subject begins; None: the subject is not in the archive."""
         ranges = self.ranges_of(subject, broker_group)
         return ranges[-1].end if ranges else None
 
@@ -100,20 +100,20 @@ class ArchiveState:
         return ranges[-1].log_id if ranges else None
 
     def groups_of(self, subject: str) -> list[str]:
-        """The broker groups that something of a subject was archived from."""
+        """The broker groups that the subject was archived from."""
         return sorted({each.broker_group for each in self.ranges.get(subject, ())})
 
     def files_of(self, subject: str) -> list[ArchiveFile]:
         return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
 
     def name_of(self, subject: str, log_id: str) -> str | None:
-        """The broker group whose log this is, as far as the archive is concerned: one that was named by its address may
-        be in a cluster by now, and the other way round. None: it has nothing of it."""
+        """The archive's name for the broker group with this log; None: the archive has nothing of it. A broker that was
+        named by its address may be in a cluster by now, and the other way round."""
         return next((each.broker_group for each in self.ranges.get(subject, ()) if each.log_id == log_id), None)
 
     def named(self, log_ids: Mapping[str, str]) -> ArchiveState:
-        """The same under the names that broker groups have now, given the logs of those that there are. A log that had
-        the name of another one is called by its id then."""
+        """The state under the present names of broker groups, given their logs. If a name now belongs to another log,
+        the old log is called by its id."""
         now = {log_id: name for name, log_id in log_ids.items()}
         spans = [each for of in self.ranges.values() for each in of]
         names = {
@@ -129,7 +129,7 @@ class ArchiveState:
         return ArchiveState(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
 
     def apply(self, commit: Commit) -> None:
-        """The next commit; whatever cannot be is damage."""
+        """Apply the next commit; a contradiction is damage."""
         if commit.number != self.number + 1:
             raise ArchiveDamaged(f"commit {self.number + 1} of the archive is missing: there is {commit.number}")
         for path in commit.removed:
@@ -178,7 +178,7 @@ def name_of(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """Of a commit's file, given without its directory; None: it is something else."""
+    """The number of a commit's file, given without its directory; None: the file is something else."""
     digits = name.removesuffix(".json").removesuffix(".full")
     is_ours = len(digits) == _DIGITS and digits.isascii() and digits.isdigit()
     return int(digits) if is_ours and name == name_of(int(digits)).rpartition("/")[2] else None
@@ -192,6 +192,7 @@ def wanted(names: Iterable[str]) -> list[int]:
 
 
 def encode_mark() -> bytes:
+    # The value of `schema` is a part of format version 1, whatever the page is called today.
     return _dump({"fairway_archive": VERSION, "schema": "docs/pipeline.md"})
 
 
@@ -205,7 +206,7 @@ def check_mark(data: bytes, path: str) -> None:
 
 
 def encode(commit: Commit, after: ArchiveState) -> bytes:
-    """A commit as it is written; every so often all there is, `after` it."""
+    """The bytes of a commit. Every 64th commit also holds the whole state `after` it."""
     ranges, added = ([_said(each) for each in of] for of in (commit.ranges, commit.added))
     said: dict[str, Any] = {"fairway_archive": VERSION, **asdict(commit), "ranges": ranges, "added": added}
     if is_full(commit.number):
@@ -217,13 +218,13 @@ def encode(commit: Commit, after: ArchiveState) -> bytes:
 
 
 def _said(of: ArchiveFile | ArchivedRange) -> dict[str, Any]:
-    """Without the name of the one broker group that a broker by itself is: so releases before clusters read it."""
+    """A range or file as JSON. The name of a single broker is left out, so that older releases can read it."""
     said = {name: value for name, value in asdict(of).items() if name != "stored_as"}
     return {name: value for name, value in said.items() if (name, value) != ("broker_group", BROKER_GROUP)}
 
 
 def decode(data: bytes, path: str, into: ArchiveState) -> None:
-    """The next commit, of which a full one makes everything before it superfluous."""
+    """Apply the commit in `data`. A full commit replaces everything before it."""
     said = _load(data, path)
     check_mark(data, path)
     try:
@@ -265,5 +266,5 @@ def _load(data: bytes, path: str) -> dict[str, Any]:
 
 
 def missing(ranges: Sequence[ArchivedRange]) -> int:
-    """Sequences that are archived and have no row, because the log had none."""
+    """The number of archived sequences without a row, because the log had none."""
     return sum(each.end - each.first - each.rows for each in ranges)

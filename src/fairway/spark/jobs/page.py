@@ -1,9 +1,10 @@
-"""A report as one HTML file: it needs nothing from elsewhere, runs no script, works offline, and follows the reader's
-light or dark. A page has sections, in which sentences, figures, tables and plots (`plots`) stand in the order they were
-added; every text is escaped (`markup`).
+"""Makes a report as one HTML file, which needs nothing from elsewhere, runs no script, and works offline.
 
-    page = Page("Books of orders", "fairway://127.0.0.1:20880, the last hour")
-    page.figures(Figure("Sent", "12,345"), Figure("Missing", "0", "every message is accounted for", State.GOOD))
+The page follows the reader's light or dark mode. It has sections, in which sentences, figures, tables and plots
+(`plots`) stand in the order they were added. Every text is escaped (`markup`).
+
+    page = HtmlPage("Balances of orders", "fairway://127.0.0.1:20880, the last hour")
+    page.figures(Figure("Sent", "12,345"), Figure("Missing", "0", "every message is accounted for", FigureStatus.GOOD))
     section = page.section("Lag", "Stored, and not yet acked.")
     section.plot(plots.lines("Lag of each group over time.", [Series("billing", points)], unit="messages"))
     section.table(["group", Column("lag"), Column("wait", SECONDS)], [["billing", 17, 0.25]], "Lag now.")
@@ -25,17 +26,16 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fairway.errors import Misuse
-from fairway.spark.jobs import scales
+from fairway.spark.jobs import plots
 from fairway.spark.jobs.markup import Markup, joined, tag
-from fairway.spark.jobs.plots import Plot
-from fairway.spark.jobs.scales import COUNT, Quantity
+from fairway.spark.jobs.plots import COUNT, Plot, Quantity
 
-ROWS_MAX: Final = 500  # of a table; a browser bears more than a reader does
+ROWS_MAX: Final = 500  # of a table; a browser could show more than a reader can read
 Cell = str | float | datetime | None
 
 
 class FigureStatus(Enum):
-    """How a figure is to be taken."""
+    """Whether a figure is good, bad or neither."""
 
     PLAIN = ""
     GOOD = "good"
@@ -43,7 +43,7 @@ class FigureStatus(Enum):
 
 
 class Figure(NamedTuple):
-    """A number one should see first."""
+    """A number that the reader should see first."""
 
     name: str
     value: str
@@ -52,14 +52,14 @@ class Figure(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of numbers, which stand at the right."""
+    """A column of numbers, aligned to the right."""
 
     name: str
     quantity: Quantity = COUNT
 
 
 class IdColumn(NamedTuple):
-    """A column of identifiers, which a reader copies: each on one line, in letters of one width."""
+    """A column of identifiers for copying: each on one line, in a monospaced font."""
 
     name: str
 
@@ -80,16 +80,16 @@ class Section:
         self._parts.append(tag("p", sentence))
 
     def heading(self, title: str) -> None:
-        """Of what follows in this section."""
+        """A heading within the section."""
         self._parts.append(tag("h3", title))
 
     def terms(self, summary: str, meanings: Mapping[str, str]) -> None:
-        """What words mean, for a reader who opens the list."""
+        """A list of terms and their meanings, which the reader can open."""
         listed = [part for term, meaning in meanings.items() for part in (tag("dt", term), tag("dd", meaning))]
         self._parts.append(tag("details", tag("summary", summary), tag("dl", *listed, class_="terms")))
 
     def warn(self, sentence: str) -> None:
-        """A sentence one should not miss."""
+        """A sentence that the reader should not miss."""
         self._parts.append(tag("p", sentence, class_="warn", role="note"))
 
     def figures(self, *figures: Figure) -> None:
@@ -102,7 +102,7 @@ class Section:
         caption: str = "",
         rows_max: int = ROWS_MAX,
     ) -> None:
-        """Rows under a head. Of more than `rows_max` rows the first are shown, and the caption says so."""
+        """Rows under a head. If there are more than `rows_max` rows, the first are shown, and the caption says so."""
         found = list(islice(rows, rows_max + 1))
         if len(found) > rows_max:
             caption = f"{caption} Only the first {rows_max:,} rows are shown.".lstrip()
@@ -130,7 +130,7 @@ class Section:
 
 
 class HtmlPage:
-    """What somebody is to look at."""
+    """A report as one HTML page."""
 
     def __init__(self, title: str, about: str = "") -> None:
         self._title = title
@@ -144,7 +144,7 @@ class HtmlPage:
         return self._sections[-1]
 
     def figures(self, *figures: Figure) -> None:
-        """At the top of the page."""
+        """Figures at the top of the page."""
         self._opening.figures(*figures)
 
     def text(self, sentence: str) -> None:
@@ -171,7 +171,7 @@ class HtmlPage:
         return f"<!DOCTYPE html>\n{tag('html', head, tag('body', header, main), lang='en')}\n"
 
     def write(self, path: str) -> None:
-        """To a file of this machine; one that is there gives way."""
+        """Write the page to a local file, replacing an existing one."""
         try:
             Path(path).write_text(self.html(), encoding="utf-8")
         except OSError as error:
@@ -207,7 +207,7 @@ def _cell(column: Head, value: Cell) -> Markup:
     if value is None:
         return tag("td", "–", class_=_side(column))
     if isinstance(value, datetime):
-        return tag("td", scales.moment(value), class_="whole")
+        return tag("td", plots.moment(value), class_="whole")
     if isinstance(value, str):
         return tag("td", value, class_="whole id" if isinstance(column, IdColumn) else _side(column))
     text = column.quantity.shown(value) if isinstance(column, Column) else COUNT.shown(value)
@@ -218,7 +218,7 @@ def _palette(colors: Sequence[str]) -> str:
     return "".join(f"--c{number}:{color};" for number, color in enumerate(colors))
 
 
-# Eight that can be told apart, in this order of neighbours, by most who see colours differently, too.
+# Eight colours that most readers with colour vision deficiency can distinguish, too, in this order of neighbours.
 _LIGHT: Final = _palette(
     ("#2a78d6", "#d95f1e", "#14936a", "#8a4fc0", "#c28400", "#c93a5b", "#4c8c1c", "#5d6b7a")
 )  # fmt: skip

@@ -1,42 +1,205 @@
-"""Plots as SVG within a page: drawn by hand, since all that is wanted are axes one can read.
+"""Draws plots as SVG for a page, and formats quantities and times for axes.
 
     lines        values over time, one line for each series       columns     amounts per window of time, stacked
-    bars         one bar for each name                            histogram   how many fell into each bucket
+    bars         one bar for each name                            histogram   how many values fell into each bucket
 
-Each takes a caption (a sentence that says what is to be seen) and its values, and gives a `Plot` for `Section.plot`.
-Whatever the values are, the plot stays small and legible: no value makes a sentence, many points are thinned so that
-every peak stays, long names are cut and shown in full to whoever points at them. Colours and letters are the page's.
+Each function takes a caption (a sentence that says what the plot shows) and values, and returns a `Plot` for
+`Section.plot`. Any values give a small and legible plot. Without values there is a sentence. Many points are thinned so
+that every peak stays. Long names are cut, and shown in full under the pointer. Colours and fonts are the page's.
+
+A `Quantity` says how values are written. Axes are marked at round numbers, few enough to be read.
+
+    COUNT     whole numbers: messages, bytes, 12.3 k        RATE       the same, with fractions
+    SHARE     parts of one, as per cent                     SECONDS    durations, 1.5 min
+
+Times on a page are in UTC, whatever the machine's time zone.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from fairway.spark.jobs import scales
 from fairway.spark.jobs.markup import Markup, joined, tag
-from fairway.spark.jobs.scales import COUNT, AxisMark, Quantity
 
-COLORS: Final = 8  # that can be told apart; the page has a class c0, c1 … for each
+MINUTE_S: Final = 60
+HOUR_S: Final = 3_600
+DAY_S: Final = 86_400
+
+_STEPS_S: Final = (
+    *(1, 2, 5, 10, 15, 30),
+    *(each * MINUTE_S for each in (1, 2, 5, 10, 15, 30)),
+    *(each * HOUR_S for each in (1, 2, 3, 6, 12)),
+    *(each * DAY_S for each in (1, 2, 7, 14, 28, 91, 182, 365, 1_825, 3_650)),
+)
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_CHAR_PX: Final = 7.2  # the width of a letter 12 pixels high in a wide font; axes leave room for it
+_WIDE_PX: Final = 12.0
+
+
+class AxisMark(NamedTuple):
+    """A position on an axis, and its label."""
+
+    at: float
+    label: str
+
+
+class Unit(NamedTuple):
+    """One of the units of a quantity."""
+
+    name: str
+    size: float
+    least: float  # values from here on are written in this unit
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What an axis measures."""
+
+    units: tuple[Unit, ...]  # from large to small
+    is_whole: bool = False  # without fractions
+
+    def unit(self, value: float) -> Unit:
+        return next((each for each in self.units if abs(value) >= each.least), self.units[-1])
+
+    def shown(self, value: float) -> str:
+        """The value in short form: three significant digits."""
+        return _in(self.unit(value), value)
+
+    def told(self, value: float) -> str:
+        """The value for the pointer: counts are exact."""
+        return f"{value:,.0f}" if self.is_whole else self.shown(value)
+
+    def marks(self, least: float, most: float, count: int = 5) -> list[AxisMark]:
+        """Marks from below the least to above the greatest value, in one unit, and always one at zero."""
+        least, most = min(least, 0.0), max(most, 0.0)
+        unit = self.unit(max(-least, most))
+        step = _round_step((most - least) / unit.size / count) * unit.size
+        step = max(step, 1.0) if self.is_whole else step
+        first, last = math.floor(least / step + 1e-9), math.ceil(most / step - 1e-9)
+        places = [each * step for each in range(first, max(last, first + 1) + 1)]
+        return [AxisMark(each, _in(unit, each) if each else "0") for each in places]
+
+
+_MAGNITUDES: Final = (
+    Unit("T", 1e12, 1e12), Unit("G", 1e9, 1e9), Unit("M", 1e6, 1e6), Unit("k", 1e3, 1e4), Unit("", 1, 0)
+)  # fmt: skip
+COUNT: Final = Quantity(_MAGNITUDES, is_whole=True)
+RATE: Final = Quantity(_MAGNITUDES)
+SHARE: Final = Quantity((Unit("%", 0.01, 0),))
+SECONDS: Final = Quantity(
+    (
+        Unit("d", DAY_S, 2 * DAY_S), Unit("h", HOUR_S, HOUR_S), Unit("min", MINUTE_S, MINUTE_S), Unit("s", 1, 1),
+        Unit("ms", 1e-3, 1e-3), Unit("µs", 1e-6, 1e-6), Unit("s", 1, 0),
+    )
+)  # fmt: skip
+
+
+def moment(time: datetime) -> str:
+    """A time in full, to the second."""
+    there = time.astimezone(UTC)
+    return f"{there:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def moment_of(at_s: float) -> str:
+    """`moment` for seconds since 1970."""
+    return moment(datetime.fromtimestamp(at_s, UTC))
+
+
+def span(begin_s: float, end_s: float) -> str:
+    """A period in words; its bounds are seconds since 1970."""
+    first, last = datetime.fromtimestamp(begin_s, UTC), datetime.fromtimestamp(end_s, UTC)
+    if end_s - begin_s >= 7 * DAY_S:
+        return f"{_date(first)} {first.year} – {_date(last)} {last.year}, UTC"
+    if end_s - begin_s < 10 * MINUTE_S:
+        return f"{_date(first)} {first.year}, {first:%H:%M:%S} – {last:%H:%M:%S} UTC"
+    if first.date() == last.date():
+        return f"{_date(first)} {first.year}, {first:%H:%M} – {last:%H:%M} UTC"
+    return f"{_date(first)} {first.year} {first:%H:%M} – {_date(last)} {last:%H:%M} UTC"
+
+
+def times(begin_s: float, end_s: float, count: int = 8) -> list[AxisMark]:
+    """Round times between two; the date stands where a day begins."""
+    step = step_s((end_s - begin_s) / count)
+    first = math.ceil(begin_s / step)
+    return [AxisMark(each * step, _clock(each * step, step)) for each in range(first, math.floor(end_s / step) + 1)]
+
+
+def step_s(least_s: float) -> int:
+    """A round duration of at least that length."""
+    return next((each for each in _STEPS_S if each >= least_s), _STEPS_S[-1])
+
+
+def width_px(text: str) -> float:
+    """About how wide a text is, at 12 pixels."""
+    return sum(_WIDE_PX if unicodedata.east_asian_width(each) in "WF" else _CHAR_PX for each in text)
+
+
+def cut(text: str, px: float) -> str:
+    """The text, cut to that width; … marks the cut."""
+    if width_px(text) <= px:
+        return text
+    kept = text
+    while kept and width_px(kept) > px - _WIDE_PX:
+        kept = kept[:-1]
+    return f"{kept.rstrip(' .-_')}…"
+
+
+def _clock(at_s: float, step_s: float) -> str:
+    there = datetime.fromtimestamp(at_s, UTC)
+    if step_s >= 91 * DAY_S:
+        return f"{_MONTHS[there.month - 1]} {there.year}"
+    if step_s >= DAY_S or at_s % DAY_S == 0:
+        return _date(there)
+    return f"{there:%H:%M:%S}" if step_s < MINUTE_S else f"{there:%H:%M}"
+
+
+def _date(there: datetime) -> str:
+    return f"{there.day} {_MONTHS[there.month - 1]}"
+
+
+def _in(unit: Unit, value: float) -> str:
+    return f"{_three(value / unit.size)} {unit.name}".rstrip()
+
+
+def _three(value: float) -> str:
+    """Three digits, without an exponent and without trailing zeros."""
+    if value == 0 or not math.isfinite(value):
+        return f"{abs(value):g}"
+    places = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{min(places, 9)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _round_step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, and at least that much."""
+    if least <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(each * power for each in (1, 2, 5, 10) if each * power >= least * (1 - 1e-9))
+
+
+COLORS: Final = 8  # that readers can distinguish; the page has a class c0, c1 … for each
 
 _WIDTH: Final = 760.0
 _HEIGHT: Final = 250.0
-_TOP: Final = 26.0  # the unit stands there
-_BOTTOM: Final = 46.0  # marks, and from when to when
+_TOP: Final = 26.0  # room for the unit
+_BOTTOM: Final = 46.0  # room for marks, and for the period
 _RIGHT: Final = 16.0
 _COLUMNS_MAX: Final = 240  # windows drawn side by side
 _BARS_MAX: Final = 40
 _BUCKETS_MAX: Final = 120
-_BAR_PX_MAX: Final = 90.0  # a bar alone is not a wall
+_BAR_PX_MAX: Final = 90.0  # keeps a single bar from filling the plot
 _ROW: Final = 26.0
 _NAME_PX_MAX: Final = 240.0
 
 
 class Series(NamedTuple):
-    """A name, and what was measured when. None: nothing was, and the line has a gap."""
+    """A name, and values by time. None: nothing was measured, and the line has a gap."""
 
     name: str
     points: Sequence[tuple[datetime, float | None]]
@@ -97,7 +260,7 @@ def columns(
     merged = math.ceil(windows / _COLUMNS_MAX)
     width_s = window_s * merged
     if merged > 1:
-        note = f"{note} Each bar is {merged} windows of {scales.SECONDS.shown(window_s)} together.".lstrip()
+        note = f"{note} Each bar is {merged} windows of {SECONDS.shown(window_s)} together.".lstrip()
     stacks = _stacks(chosen, begin, width_s)
     tops = [math.fsum(stack.values()) for stack in stacks.values()]
     frame = _PlotFrame.around([begin, begin + width_s * (max(stacks) + 1)], tops, quantity)
@@ -110,12 +273,12 @@ def columns(
 
 
 def bars(caption: str, values: Mapping[str, float], quantity: Quantity = COUNT) -> Plot:
-    """One bar for each name, in the order they are given."""
+    """One bar for each name, in the given order."""
     if not values:
         return _nothing(caption)
     shown = list(values.items())[:_BARS_MAX]
-    left = min(_NAME_PX_MAX, max(scales.width_px(name) for name, _ in shown)) + 12
-    room = max(scales.width_px(quantity.shown(value)) for _, value in shown) + 12
+    left = min(_NAME_PX_MAX, max(width_px(name) for name, _ in shown)) + 12
+    room = max(width_px(quantity.shown(value)) for _, value in shown) + 12
     most = max(*(value for _, value in shown), 0.0) or 1.0
     parts = []
     for row, (name, value) in enumerate(shown):
@@ -125,7 +288,7 @@ def bars(caption: str, values: Mapping[str, float], quantity: Quantity = COUNT) 
                 "g",
                 tag("title", f"{name}: {quantity.told(value)}"),
                 tag("rect", class_="hit", x=0, y=y, width=_WIDTH, height=_ROW),
-                tag("text", scales.cut(name, _NAME_PX_MAX), x=left - 8, y=y + 17, text_anchor="end"),
+                tag("text", cut(name, _NAME_PX_MAX), x=left - 8, y=y + 17, text_anchor="end"),
                 tag("rect", class_="bar c0", x=left, y=y + 5, width=max(length, 1.0), height=_ROW - 10, rx=2),
                 tag("text", quantity.shown(value), class_="value", x=left + length + 6, y=y + 17),
             )
@@ -139,7 +302,7 @@ def bars(caption: str, values: Mapping[str, float], quantity: Quantity = COUNT) 
 def histogram(
     caption: str, buckets: Sequence[HistogramBin], quantity: Quantity, counted: Quantity = COUNT, unit: str = ""
 ) -> Plot:
-    """How many values fell into each bucket. Every bucket is as wide as any other, whatever its bounds."""
+    """How many values fell into each bucket. Every bucket is drawn equally wide, whatever its bounds."""
     if not any(each.count for each in buckets):
         return _nothing(caption)
     shown = buckets[:_BUCKETS_MAX]
@@ -157,12 +320,12 @@ def histogram(
     return Plot(caption, _svg(_HEIGHT, f"{caption} {total} in all.", parts), note=note)
 
 
-# --- what all share -------------------------------------------------------------------------------------------------
+# --- shared by all plots --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _PlotFrame:
-    """Where a value is, in pixels; and what is drawn behind all values."""
+    """Maps values to pixels; draws the axes behind the values."""
 
     begin: float
     end: float
@@ -172,10 +335,10 @@ class _PlotFrame:
     @classmethod
     def around(cls, at: Sequence[float], values: Sequence[float], quantity: Quantity) -> _PlotFrame:
         begin, end = min(at), max(at)
-        if begin == end:  # one moment stands in the middle of a minute
-            begin, end = begin - scales.MINUTE_S / 2, end + scales.MINUTE_S / 2
+        if begin == end:  # a single moment is drawn in the middle of a minute
+            begin, end = begin - MINUTE_S / 2, end + MINUTE_S / 2
         marks = quantity.marks(min(values), max(values))
-        return cls(begin, end, marks, max(scales.width_px(each.label) for each in marks) + 14)
+        return cls(begin, end, marks, max(width_px(each.label) for each in marks) + 14)
 
     def x(self, at: float) -> float:
         return self.left + (at - self.begin) / (self.end - self.begin) * (_WIDTH - self.left - _RIGHT)
@@ -195,15 +358,15 @@ class _PlotFrame:
         return joined(parts)
 
     def drawing(self, unit: str) -> Markup:
-        """Both axes, the one below for time."""
-        parts = [self.grid(unit), *(self.below(*each) for each in scales.times(self.begin, self.end))]
-        told = scales.span(self.begin, self.end)
+        """Both axes, the lower one for time."""
+        parts = [self.grid(unit), *(self.below(*each) for each in times(self.begin, self.end))]
+        told = span(self.begin, self.end)
         parts.append(tag("text", told, class_="unit", x=_WIDTH - _RIGHT, y=_HEIGHT - 6, text_anchor="end"))
         return joined(parts)
 
     def below(self, at: float, label: str) -> Markup:
-        """A mark on the axis below, its text kept within the drawing."""
-        x, floor, half = self.x(at), _HEIGHT - _BOTTOM, scales.width_px(label) / 2
+        """A mark on the lower axis, its text kept within the drawing."""
+        x, floor, half = self.x(at), _HEIGHT - _BOTTOM, width_px(label) / 2
         return joined(
             (
                 tag("line", class_="axis", x1=x, y1=floor, x2=x, y2=floor + 4),
@@ -221,7 +384,7 @@ def _nothing(caption: str) -> Plot:
 
 
 def _chosen(series: Sequence[Series]) -> tuple[list[Series], str]:
-    """As many as can be told apart: those with the largest sums, in the order they came."""
+    """As many series as there are colours: those with the largest sums, in their original order."""
     if len(series) <= COLORS:
         return list(series), ""
     sums = [math.fsum(value for _, value in each.points if value is not None) for each in series]
@@ -235,7 +398,7 @@ def _names(series: Sequence[Series]) -> tuple[str, ...]:
 
 
 def _label(caption: str, series: Sequence[Series], quantity: Quantity) -> str:
-    """What somebody is told who does not see the drawing."""
+    """A description for readers who cannot see the drawing."""
     peaks = []
     for each in series:
         values = [value for _, value in each.points if value is not None]
@@ -248,7 +411,7 @@ def _label(caption: str, series: Sequence[Series], quantity: Quantity) -> str:
 
 
 def _line(frame: _PlotFrame, points: Sequence[tuple[float, float | None]], color: int) -> Iterator[Markup]:
-    """A line for each stretch without a gap; a value that stands alone is a dot."""
+    """A line for each stretch without a gap; a single value is a dot."""
     for stretch in _stretches(points):
         thinned = _thinned(stretch, frame)
         if len(thinned) == 1:
@@ -272,7 +435,7 @@ def _stretches(points: Sequence[tuple[float, float | None]]) -> Iterator[list[tu
 
 
 def _thinned(stretch: list[tuple[float, float]], frame: _PlotFrame) -> list[tuple[float, float]]:
-    """For every two pixels the first, the least, the largest and the last: looks the same, whatever the number."""
+    """For every two pixels the first, the least, the greatest and the last point: the plot looks the same."""
     if len(stretch) <= _WIDTH:
         return stretch
     near: dict[int, list[tuple[float, float]]] = {}
@@ -291,10 +454,10 @@ def _hints(
     drawn: Sequence[Sequence[tuple[float, float | None]]],
     quantity: Quantity,
 ) -> Markup:
-    """Strips over the drawing that tell the values below them: the largest, where one strip covers several."""
+    """Strips over the drawing that show the values below the pointer: the largest, if a strip covers several."""
     moments = sorted({at for points in drawn for at, value in points if value is not None})
     strips = min(len(moments) - 1, _COLUMNS_MAX)
-    wide = (frame.end - frame.begin) / (strips or 0.5)  # one moment has the whole width
+    wide = (frame.end - frame.begin) / (strips or 0.5)  # a single moment gets the whole width
     told: dict[int, dict[int, tuple[float, float]]] = {}
     for color, points in enumerate(drawn):
         for at, value in points:
@@ -316,7 +479,7 @@ def _hint(
 ) -> Markup:
     middle = frame.begin + place * wide
     left, right = frame.x(max(middle - wide / 2, frame.begin)), frame.x(min(middle + wide / 2, frame.end))
-    when = scales.moment_of(min(at for at, _ in of.values()))
+    when = moment_of(min(at for at, _ in of.values()))
     values = "\n".join(f"{series[color].name}: {quantity.told(value)}" for color, (_, value) in sorted(of.items()))
     height = _HEIGHT - _BOTTOM - _TOP
     return tag(
@@ -350,7 +513,7 @@ def _column(
     quantity: Quantity,
 ) -> Markup:
     values = "\n".join(f"{series[color].name}: {quantity.told(value)}" for color, value in sorted(stack.items()))
-    parts, below = [tag("title", f"{scales.moment_of(at)}\n{values}")], 0.0
+    parts, below = [tag("title", f"{moment_of(at)}\n{values}")], 0.0
     for color, value in sorted(stack.items()):
         parts.extend(_block(frame, at, at + width_s, below, below + value, color))
         below += value
@@ -358,7 +521,7 @@ def _column(
 
 
 def _block(frame: _PlotFrame, begin: float, end: float, low: float, high: float, color: int) -> Iterator[Markup]:
-    """A bar, with a little air beside it where there is room; what is above it answers to the pointer, too."""
+    """A bar, with a gap beside it if there is room; the area above it also reacts to the pointer."""
     left, right = frame.x(begin), frame.x(end)
     air = 2.0 if right - left > 8 else 0.5 if right - left > 2 else 0.0
     wide, top, bottom = min(right - left - air, _BAR_PX_MAX), frame.y(high), frame.y(low)
@@ -372,7 +535,7 @@ def _block(frame: _PlotFrame, begin: float, end: float, low: float, high: float,
 def _edges(frame: _PlotFrame, labels: Sequence[str]) -> Iterator[Markup]:
     """As many of the bounds of buckets as have room."""
     room = (_WIDTH - frame.left - _RIGHT) / max(len(labels) - 1, 1)
-    widest = max(scales.width_px(each) for each in labels) + 10
+    widest = max(width_px(each) for each in labels) + 10
     step = math.ceil(widest / room)
     for place in range(0, len(labels), step):
         yield frame.below(place, labels[place])

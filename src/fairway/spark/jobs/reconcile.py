@@ -1,14 +1,14 @@
-"""Do the books balance? `fairway pipeline reconcile`, `run`, or this file under `spark-submit`.
+"""`fairway pipeline reconcile`: compares what was sent, stored, archived, delivered and acked; `run` and `command`.
 
-What was sent, stored, archived, delivered and acked is counted from sides that know nothing of one another: business
-rows, the log, an archive, and what groups did, which is in the action log. Whatever one side has and another lacks is a
-finding, named by subject, group, id and sequence. Nothing is written but what is asked for.
+The sides know nothing of one another: business rows, the log, an archive, and the action log, which has what groups
+did. If one side has something that another lacks, that is a finding, named by subject, group, id and sequence. The job
+writes only the output that is asked for.
 
-    balance    what is asked, and what is answered        scope      which messages, and what the servers say of them
-    lives      what became of each in each group          holes      sequences without a message
-    sent       business rows against the log              held       what outboxes and spools have not sent yet
-    auditing   an archive against the log
-    findings   what is wrong, and what to do about it     books      sums per subject, group and window
+    reconcile_options  options and result                    reconciliation   one run
+    scope              which messages, and servers' counts   message_lifecycle  what became of each in each group
+    business_rows      business rows against the log         producer_buffers   what outboxes and spools still hold
+    audit              an archive against the log; holes     findings           what is wrong, and the remedies
+    balances           sums per subject, group and window    reconcile_page     the HTML page
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Annotated, Final
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from fairway.client import spans
+from fairway.client import settings
 from fairway.errors import Misuse
-from fairway.spark.jobs import picking, program, reconcile_page, sent, shuffle
-from fairway.spark.jobs.balance import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
-from fairway.spark.jobs.failing import sentences
+from fairway.spark.jobs import business_rows, job, reconcile_page, selection
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.reconciling import Reconciling
-from fairway.spark.jobs.watching import ProgressListener, unwatched
+from fairway.spark.jobs.job import ProgressListener, sentences, unwatched
+from fairway.spark.jobs.reconcile_options import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
+from fairway.spark.jobs.reconciliation import Reconciling
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 __all__ = ["Discrepancy", "GroupBalance", "ReconcileOptions", "ReconcileResult", "command", "run"]
@@ -44,22 +43,22 @@ Spools = Annotated[
     typer.Option("--spool", metavar="DIR", help="The same of a spool, a directory of this machine; may be repeated."),
 ]
 
-UNBALANCED: Final = 4  # the exit status where something is wrong with what was looked at, as everywhere
+UNBALANCED: Final = 4  # the exit status of `fairway` commands that find something wrong
 _DEFAULT: Final = ReconcileOptions(())
 
 
 def run(
     spark: SparkSession, options: ReconcileOptions, rows: DataFrame | None = None, watch: ProgressListener = unwatched
 ) -> ReconcileResult:
-    """Look, and say what is wrong. `rows` are business rows that are a frame already, in place of `options.sent`."""
+    """Compare, and return what is wrong. `rows` are business rows as a frame, instead of `options.sent`."""
     with sentences("reconciling"):
         if options.output is not None and Files(spark, options.output).exists():
             raise Misuse(f"{options.output} is there already: name a new directory for --output")
         if rows is None and options.sent is not None:
-            rows = sent.load(spark, options.sent, options.sent_format)
+            rows = business_rows.load(spark, options.sent, options.sent_format)
         reconciling = Reconciling(spark, options, rows, watch)
         try:
-            with shuffle.sized(spark, reconciling.size()):
+            with job.sized(spark, reconciling.size()):
                 result = reconciling.run()
         finally:
             reconciling.close()
@@ -72,13 +71,13 @@ def run(
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
-    subjects: picking.Subjects,
+    subjects: selection.Subjects,
     archive: Annotated[
         str | None, typer.Option("--archive", metavar="DIR", help="Hold this archive against the log.")
     ] = None,
-    since: picking.Since = None,
-    until: picking.Until = None,
-    window: Annotated[str, typer.Option(metavar="SPAN", help=f"Length of a window: {spans.HELP}.")] = "1h",
+    since: selection.Since = None,
+    until: selection.Until = None,
+    window: Annotated[str, typer.Option(metavar="SPAN", help=f"Length of a window: {settings.HELP}.")] = "1h",
     group: Annotated[
         list[str] | None, typer.Option("--group", metavar="GROUP", help="This group; may be repeated. Else all.")
     ] = None,
@@ -111,30 +110,30 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
         str | None, typer.Option(metavar="DIR", help="Write all findings and books there, as Parquet.")
     ] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write a page with plots.")] = None,
-    url: program.Url = DEFAULT_URL,
-    patience_s: program.Patience = PATIENCE_S,
-    master: program.Master = None,
-    spark_log: program.SparkLog = program.QUIET,
-    json: program.AsJson = False,
+    url: job.Url = DEFAULT_URL,
+    patience_s: job.Patience = PATIENCE_S,
+    master: job.Master = None,
+    spark_log: job.SparkLog = job.QUIET,
+    json: job.AsJson = False,
 ) -> None:
     """Sent, stored, delivered, acked: what is missing, duplicate, late or stuck. Exit status 4 if the books do not
     balance."""
-    with program.failures("reconcile"):
+    with job.failures("reconcile"):
         options = ReconcileOptions(
-            tuple(subjects), url, archive, picking.moment(since, "since"), picking.moment(until, "until"),
+            tuple(subjects), url, archive, selection.moment(since, "since"), selection.moment(until, "until"),
             tuple(group or ()), _seconds(window), _seconds(late_after), _seconds(stuck_after),
             sent, sent_format, match, strict, top, output, html, patience_s,
             tuple(outbox or ()), outbox_table, tuple(spool or ()),
         )  # fmt: skip
-    with program.running("reconcile", master, spark_log, is_quiet=json) as (spark, watch):
+    with job.running("reconcile", master, spark_log, is_quiet=json) as (spark, watch):
         result = run(spark, options, watch=watch)
-    program.tell(result, json, _lines(result, options))
+    job.tell(result, json, _lines(result, options))
     if not result.is_balanced:
         raise typer.Exit(UNBALANCED)
 
 
 def _seconds(span: str) -> float:
-    return spans.span(span).total_seconds()
+    return settings.span(span).total_seconds()
 
 
 def _lines(result: ReconcileResult, options: ReconcileOptions) -> list[str]:
@@ -180,4 +179,4 @@ def _of_finding(each: Discrepancy) -> str:
 
 
 if __name__ == "__main__":
-    program.main(command, "reconcile")
+    job.main(command, "reconcile")

@@ -1,4 +1,4 @@
-"""The books as a page: is everything in order, what came when, how long it took, and what is wrong."""
+"""The HTML page of a reconciliation: whether all is in order, what came when, how long it took, and what is wrong."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from datetime import datetime
 from typing import Final
 
 from fairway.spark.jobs import plots
-from fairway.spark.jobs.balance import MS, Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 from fairway.spark.jobs.findings import DIFFERING, DUPLICATE, LATE, MISSING, STRANGER, STUCK
 from fairway.spark.jobs.page import Cell, Column, Figure, FigureStatus, Head, HtmlPage, IdColumn, Section
-from fairway.spark.jobs.plots import Series
-from fairway.spark.jobs.scales import SECONDS
+from fairway.spark.jobs.plots import SECONDS, Series
+from fairway.spark.jobs.reconcile_options import MS, Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 
-# What each column of the books counts.
+# What each column of the balances counts.
 _COUNTS: Final = {
     "sent": "business rows; without them what is stored, what left a hole, and what is unsent",
     "stored": "messages in the log",
@@ -42,11 +41,11 @@ _LATENCIES: Final = {
 }
 _OF_SUBJECT: Final = ("stored", "missing", "duplicates")
 _OF_GROUP: Final = ("acked", "dead", "outstanding")
-_GROUPS_MAX: Final = 20  # with plots of their own: a page of hundreds is read by nobody
+_GROUPS_MAX: Final = 20  # with plots of their own: a page of hundreds is too long to read
 
 
 def page(result: ReconcileResult, options: ReconcileOptions) -> HtmlPage:
-    """All of a result."""
+    """The page of a result."""
     about = f"{options.url}, {result.at:%Y-%m-%d %H:%M:%S} UTC, windows of {SECONDS.shown(result.window_s)}"
     made = HtmlPage(f"Books of {', '.join(options.subjects)}", about)
     made.figures(_balance(result), *_figures(result, options))
@@ -99,7 +98,7 @@ def _books(section: Section, books: Sequence[GroupBalance]) -> None:
 
 
 def _findings(section: Section, result: ReconcileResult) -> None:
-    """A table for each reason: what to do about it is said once, and columns without a value are left out."""
+    """A table for each reason, with the remedy above it; columns without a value are left out."""
     if not any(result.counts.values()):
         section.text("There are none.")
         return
@@ -118,7 +117,7 @@ _FINDING: Final[tuple[Head, ...]] = (
 
 
 def _told(finding: Discrepancy) -> list[Cell]:
-    """A row under `_FINDING`. A finding is one message unless it says otherwise."""
+    """A row under `_FINDING`. The number of messages is left out if it is 1."""
     sequence = None if finding.sequence is None else str(finding.sequence)
     messages = finding.messages if finding.messages != 1 else None
     return [
@@ -128,9 +127,9 @@ def _told(finding: Discrepancy) -> list[Cell]:
 
 
 def _subject(made: HtmlPage, subject: str, windows: Sequence[GroupBalance], result: ReconcileResult) -> None:
-    """What came when; and for each group what became of it, and how long it took."""
+    """The section of a subject: what came when, and for each group what became of it, and how long it took."""
     section = made.section(subject)
-    once = {each.window: each for each in windows}  # what is counted of the subject is in every group's row
+    once = {each.window: each for each in windows}  # every group's row repeats the subject's counts
     section.plot(
         plots.columns(
             "Stored in each window, and what is missing or double there.",

@@ -1,15 +1,16 @@
-"""How often the keys of a subject repeat, against the length of the consumption queue; what coalescing would save.
+"""`fairway pipeline repetition`: how often keys repeat, compared with the length of the consumption queue.
 
-Two messages of one key that are fewer places apart than the queue is long are in it at the same time, so several
-consumers may work on the same request at once. The smallest such distance of a key says what it is:
+Two messages of one key may be fewer places apart than the queue is long. Then they are in the queue at the same time,
+and several consumers may work on the same request at once. A key's smallest distance determines its repetition:
 
     none     the key occurs once
-    sparse   it repeats, but never within one length of the queue: whoever handles it is alone with it
-    high     it repeats within one: work is done twice, at the same time
+    sparse   the key repeats, but never within one length of the queue: each handler has the key to itself
+    high     the key repeats within one length: work is done twice at the same time
 
-Of a key that is repeated highly, coalescing keeps one message in process and one that waits, and declines the rest
-until the first is done. Counted in stretches as long as the queue: of the first of several stretches in a row two are
-worked on, of each that follows one, and the rest is saved. Window functions over (subject, key), no Python per row.
+For a key with high repetition, coalescing keeps one message in process and one waiting, and declines the rest until the
+first is done. The job counts stretches as long as the queue. In the first of several consecutive stretches two messages
+are worked on, in each following stretch one; the rest is saved. Window functions over (subject, key) compute this,
+without Python per row.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import Misuse
 from fairway.limits import LOT_MESSAGES_MAX
-from fairway.spark.jobs import picking, program, shuffle
-from fairway.spark.jobs.failing import sentences
-from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.watching import Point, ProgressListener, unwatched
+from fairway.spark.jobs import job, selection
+from fairway.spark.jobs.job import Point, ProgressListener, sentences, unwatched
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 NONE, SPARSE, HIGH = "none", "sparse", "high"
-MANY: Final = 0.1  # share of a subject's messages that coalescing saves, from which on it is worth the trouble
+MANY: Final = 0.1  # the share of a subject's messages saved from which coalescing is worth the effort
 TOP: Final = 10
 _RECOMMENDED: Final = {
     NONE: "leave it: no key repeats",
@@ -41,10 +41,10 @@ _RECOMMENDED: Final = {
 
 @dataclass(frozen=True)
 class RepetitionOptions:
-    """What is to be looked at, and how."""
+    """The options of a run."""
 
     picking: Picking
-    queue_length: int = LOT_MESSAGES_MAX  # messages in the hands of all consumers at once
+    queue_length: int = LOT_MESSAGES_MAX  # messages that all consumers together hold at once
     many: float = MANY
     top: int = TOP  # keys to name
     output: str | None = None  # a directory for one row per subject and key, as Parquet
@@ -52,7 +52,7 @@ class RepetitionOptions:
 
 @dataclass(frozen=True)
 class RepeatedKey:
-    """One key of a subject that repeats highly."""
+    """One key of a subject, of those with the largest savings."""
 
     subject: str
     key: str
@@ -64,28 +64,28 @@ class RepeatedKey:
 
 @dataclass(frozen=True)
 class SubjectRepetition:
-    """One subject."""
+    """The repetition of one subject."""
 
     subject: str
     repetition: str
     messages: int
-    unkeyed: int  # messages without a key: nothing to coalesce by
+    unkeyed: int  # messages without a key, which cannot be coalesced
     keys: int
     keys_sparse: int
     keys_high: int
     least_distance: int | None
-    saved: int  # messages that coalescing would not have worked on
+    saved: int  # messages that coalescing would have declined
     saved_share: float
     recommendation: str
 
 
 @dataclass
 class RepetitionResult:
-    """What a run has found."""
+    """The result of a run."""
 
     queue_length: int
     subjects: list[SubjectRepetition] = field(default_factory=list)
-    keys: list[RepeatedKey] = field(default_factory=list)  # those that coalescing would save most on
+    keys: list[RepeatedKey] = field(default_factory=list)  # those with the largest savings
 
 
 def by_key(messages: DataFrame, queue_length: int) -> DataFrame:
@@ -141,16 +141,16 @@ def by_subject(messages: DataFrame, keys: DataFrame, many: float = MANY) -> Data
 
 
 def run(spark: SparkSession, options: RepetitionOptions, watch: ProgressListener = unwatched) -> RepetitionResult:
-    """Look at the messages that are meant."""
+    """Analyse the selected messages."""
     if options.queue_length < 1:
         raise Misuse(f"a queue of {options.queue_length} messages: it is 1 at least")
     with sentences("looking for repetition"):
-        messages = picking.messages(spark, options.picking).select("subject", "broker_group", "sequence", "key")
+        messages = selection.messages(spark, options.picking).select("subject", "broker_group", "sequence", "key")
         messages = messages.persist()
         try:
-            count = messages.count()  # what is counted is kept, and not read again
+            count = messages.count()  # also fills the cache, so that the log is read once
             watch(Point("repetition", count))
-            with shuffle.sized(spark, count):
+            with job.sized(spark, count):
                 return _found(messages, options)
         finally:
             messages.unpersist()
@@ -177,8 +177,8 @@ def _found(messages: DataFrame, options: RepetitionOptions) -> RepetitionResult:
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
-    subjects: picking.Subjects,
-    archive: picking.Archive = None,
+    subjects: selection.Subjects,
+    archive: selection.Archive = None,
     queue_length: Annotated[
         int,
         typer.Option(
@@ -192,21 +192,21 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     output: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write one row per subject and key there, as Parquet.")
     ] = None,
-    since: picking.Since = None,
-    until: picking.Until = None,
-    where: picking.Predicate = None,
-    url: program.Url = DEFAULT_URL,
-    patience_s: program.Patience = PATIENCE_S,
-    master: program.Master = None,
-    spark_log: program.SparkLog = program.QUIET,
-    json: program.AsJson = False,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    where: selection.Predicate = None,
+    url: job.Url = DEFAULT_URL,
+    patience_s: job.Patience = PATIENCE_S,
+    master: job.Master = None,
+    spark_log: job.SparkLog = job.QUIET,
+    json: job.AsJson = False,
 ) -> None:
     """How often keys repeat against the length of the queue: none, sparse, high; what coalescing would save."""
-    with program.failures("repetition"):
-        picked = picking.told(subjects, archive, url, since, until, where=where, patience_s=patience_s)
-    with program.running("repetition", master, spark_log, is_quiet=json) as (spark, watch):
+    with job.failures("repetition"):
+        picked = selection.told(subjects, archive, url, since, until, where=where, patience_s=patience_s)
+    with job.running("repetition", master, spark_log, is_quiet=json) as (spark, watch):
         found = run(spark, RepetitionOptions(picked, queue_length, many, top, output), watch)
-    program.tell(found, json, _lines(found))
+    job.tell(found, json, _lines(found))
 
 
 def _lines(found: RepetitionResult) -> list[str]:
@@ -226,4 +226,4 @@ def _lines(found: RepetitionResult) -> list[str]:
 
 
 if __name__ == "__main__":
-    program.main(command, "repetition")
+    job.main(command, "repetition")

@@ -1,15 +1,20 @@
-"""Messages once more, to a subject or one group of it: from an archive or the live log, by time, key, tag or SQL.
+"""`fairway pipeline replay`: sends messages again, to a subject or one group, from an archive or the live log.
 
-A replay first writes down what it is to send, as Parquet in its state directory, in order and once for all; then it
-sends that slice by slice, and notes each slice when it is stored. Slice n of replay r is always the same rows under the
-same identity, so that one which was under way when the job died is sent again, and the broker stores it once. The same
-command goes on where it stopped; when all is sent, it says so and sends nothing.
+A replay first writes its selection as Parquet into its state directory, in order and once for all. Then it sends the
+selection slice by slice, and notes each slice when that is stored. Slice n of replay r always has the same rows and the
+same identity. So a slice that was under way when the job died is sent again, and the broker stores it once. The same
+command continues where it stopped. When all is sent, it says so and sends nothing.
 
     DIR/selection/*.parquet          the messages, numbered in the order of sending
-    DIR/replay.json                  what was asked for, and the slices; there from the moment the selection is whole
+    DIR/replay.json                  what was asked for, and the slices; written after the whole selection
     DIR/sent-000000000012.json       so many slices are sent
 
-Messages keep their ids, keys, tags, headers and times of creation; headers say that they are replayed, and from where.
+Messages keep their ids, keys, tags, headers and times of creation. Headers say that they are replayed, and from where.
+
+`Cap` limits the rate: at most so many rows a second, whatever happened before. Each portion reserves the time that its
+rows may take, from the moment it begins. Time that went unused, because the selection took long or the broker was away,
+is not made up for: a cap exists to prevent just such a burst. So in any period at most the rows that the rate allows
+for it begin, plus one portion.
 """
 
 from __future__ import annotations
@@ -27,42 +32,59 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from fairway.client.idempotence import REPLAY_ID
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.names import GroupName, Subject
-from fairway.protocol.admin import Depth, Describe, Described
+from fairway.protocol.admin_messages import Depth, Describe, Described
+from fairway.runtime import host
+from fairway.runtime.clock import Clock, RealClock
+from fairway.spark.jobs import job, selection, server_counts
 from fairway.spark.jobs import manifest as archives
-from fairway.spark.jobs import picking, program, servers
-from fairway.spark.jobs.capping import Cap
-from fairway.spark.jobs.disks import NameTaken
-from fairway.spark.jobs.failing import sentences
-from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.watching import ProgressCounter, ProgressListener, unwatched
+from fairway.spark.jobs.files import Files, NameTaken
+from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
-from fairway.spark.places import BROKER_GROUP, ServerGroupAddress, broker_places, caller_to
-from fairway.world import host
+from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, broker_places, caller_to
+
+
+class Cap:
+    """The cap of one run; a rate of 0 is no cap."""
+
+    def __init__(self, rate_per_s: int, clock: Clock | None = None) -> None:
+        self._rate_per_s = rate_per_s
+        self._clock = clock or RealClock()
+        self._free_ns = 0  # when the next portion may begin
+
+    def early_s(self) -> float:
+        """How long the next portion must wait; 0: it may begin."""
+        return max(self._free_ns - self._clock.monotonic_ns(), 0) / NS
+
+    def begin(self, rows: int) -> None:
+        """Reserve time for a portion of `rows` that begins now."""
+        if self._rate_per_s:
+            self._free_ns = self._clock.monotonic_ns() + rows * NS // self._rate_per_s
+
 
 VERSION: Final = 1
-SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s whatever it sends
-HEADER_ID: Final = REPLAY_ID  # an inbox takes it for a part of the message's name
+SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s in any case
+HEADER_ID: Final = REPLAY_ID  # an inbox adds it to the message's name
 HEADER_SUBJECT: Final = "fairway.replay.subject"  # where the message was
 HEADER_SEQUENCE: Final = "fairway.replay.sequence"
 HEADER_GROUP: Final = "fairway.replay.broker_group"  # in a cluster
 _ORDER: Final = ("appended_at", "subject", "broker_group", "sequence")
 _SENT: Final = ("payload", "key", "tags", "headers", "id", "created_at")
-_NAP_S: Final = 0.5  # how soon a job that waits for its rate notices that it is to end
+_NAP_S: Final = 0.5  # the time within which a waiting job reacts to a request to end
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """What is to be sent, and where to."""
+    """What to send, and where."""
 
     picking: Picking
     to: str
     url: str = DEFAULT_URL
-    id: str | None = None  # None: derived from what is asked for, so that the same command is the same replay
+    id: str | None = None  # None: derived from the options, so that the same command is the same replay
     state: str | None = None  # None: within the archive
     rate_per_s: int = 0  # 0: no bound
     patience_s: int = PATIENCE_S
-    group: str | None = None  # of the subject `to`, which alone gets them; None: all who consume it
+    group: str | None = None  # the only group of the subject `to` that gets them; None: all its groups
 
     def __post_init__(self) -> None:
         if self.group is None:
@@ -73,13 +95,13 @@ class ReplayOptions:
 
     @property
     def receiver(self) -> str:
-        """In words."""
+        """The receiver in words."""
         return self.to if self.group is None else f"group {self.group} on {self.to}"
 
 
 @dataclass
 class Replayed:
-    """What a run has done."""
+    """The result of a run."""
 
     id: str
     to: str
@@ -95,7 +117,7 @@ class Replayed:
 
 
 class RowSlice(NamedTuple):
-    """Rows of one file of the selection, by their numbers; `end` is not included."""
+    """Rows of one file of the selection, by their numbers; `end` is exclusive."""
 
     path: str
     begin: int
@@ -103,7 +125,7 @@ class RowSlice(NamedTuple):
 
 
 def id_of(options: ReplayOptions) -> str:
-    """A name for the replay that is asked for."""
+    """The name of the replay."""
     if options.id is not None:
         return str(Subject.parse(options.id))
     said = json.dumps([_asked(options), options.url], sort_keys=True, default=str)
@@ -111,10 +133,10 @@ def id_of(options: ReplayOptions) -> str:
 
 
 def count(spark: SparkSession, options: ReplayOptions) -> Replayed:
-    """A dry run: what would be sent."""
+    """A dry run: count what would be sent."""
     _check_receiver(options)
     with sentences("counting what would be replayed"):
-        rows = picking.messages(spark, options.picking).groupBy("subject").count().orderBy("subject").collect()
+        rows = selection.messages(spark, options.picking).groupBy("subject").count().orderBy("subject").collect()
     by_subject = {row["subject"]: row["count"] for row in rows}
     matched = sum(by_subject.values())
     return Replayed(id_of(options), options.to, options.group, True, matched, by_subject=by_subject)
@@ -126,14 +148,14 @@ def run(
     watch: ProgressListener = unwatched,
     is_to_end: Callable[[], bool] = lambda: False,
 ) -> Replayed:
-    """Send, or go on sending, until all is sent or `is_to_end`."""
+    """Send until all is sent or `is_to_end`; continues an earlier run."""
     _check_receiver(options)
     with sentences(f"replaying to {options.receiver}"):
         return _ReplayRun(spark, options, watch).run(is_to_end)
 
 
 def _check_receiver(options: ReplayOptions) -> None:
-    """A group must be there: to find out when all is selected would be late."""
+    """Refuse a group that does not exist, before the selection is made."""
     if options.group is None:
         return
     if not any(_is_there(place, options) for place in broker_places(options.url, options.patience_s)):
@@ -155,7 +177,7 @@ def _is_there(place: ServerGroupAddress, options: ReplayOptions) -> bool:
 
 
 def _asked(options: ReplayOptions) -> dict[str, Any]:
-    """What makes a replay the one it is."""
+    """The options that identify a replay."""
     picked = {name: str(value) for name, value in asdict(options.picking).items() if name != "patience_s"}
     to = {"to": options.to} if options.group is None else {"to": options.to, "group": options.group}
     return {**to, **picked}
@@ -233,14 +255,14 @@ class _ReplayRun:
 
     def _select(self) -> DataFrame:
         options = self._options
-        # An archive may call a log otherwise than the cluster does where the messages go, and is traced.
-        names = servers.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
-        rows = picking.messages(self._spark, options.picking, names).orderBy(*_ORDER)
+        # An archive may have another name for a broker group than the cluster where the copies are traced.
+        names = server_counts.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
+        rows = selection.messages(self._spark, options.picking, names).orderBy(*_ORDER)
         marked = rows.withColumn("headers", self._marked())
         return marked.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)
 
     def _marked(self) -> Column:
-        """The headers, and where this comes from; what an earlier replay has said there gives way."""
+        """The headers, with the message's origin in place of what an earlier replay wrote there."""
         ours = (HEADER_ID, HEADER_SUBJECT, HEADER_SEQUENCE, HEADER_GROUP)
         own = F.map_filter("headers", lambda name, _: ~name.isin(*ours))
         empty = F.expr("cast(map() as map<string, string>)")
@@ -254,7 +276,8 @@ class _ReplayRun:
         return F.map_concat(F.coalesce(own, empty), mark, where)
 
     def _slices(self) -> list[RowSlice]:
-        """In the order of sending. As many rows as a second allows, so that a rate is kept to the second."""
+        """The slices in the order of sending. A slice has at most as many rows as a second allows, so that the rate
+        holds for every second."""
         rate = self._options.rate_per_s
         step = min(SLICE_ROWS, rate) if rate else SLICE_ROWS
         found = [
@@ -272,7 +295,7 @@ class _ReplayRun:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _wait(self, is_to_end: Callable[[], bool]) -> bool:
-        """Until the rate allows more; False: it is to end first."""
+        """Wait until the rate allows more; False: the job is to end first."""
         while (early_s := self._cap.early_s()) > 0:
             host.sleep(min(early_s, _NAP_S))
             if is_to_end():
@@ -280,7 +303,7 @@ class _ReplayRun:
         return True
 
     def _send(self, number: int, part: RowSlice) -> None:
-        """One task, in order: the same rows give the same batches, whenever they are sent."""
+        """Send a slice with one task, in order: the same rows always give the same batches."""
         rows = self._spark.read.parquet(self._files.full(part.path))
         rows = rows.filter((F.col("ordinal") >= part.begin) & (F.col("ordinal") < part.end))
         rows = rows.coalesce(1).sortWithinPartitions("ordinal").select(*_SENT)
@@ -315,7 +338,7 @@ class _ReplayRun:
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
-    subjects: picking.Subjects,
+    subjects: selection.Subjects,
     to: Annotated[
         str | None,
         typer.Option("--to", metavar="SUBJECT", help="The subject to send to; with --group, the one that is named."),
@@ -323,12 +346,12 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     group: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Only to this group of the subject: no other sees them.")
     ] = None,
-    archive: picking.Archive = None,
-    since: picking.Since = None,
-    until: picking.Until = None,
-    key: picking.Keys = None,
-    tag: picking.Tags = None,
-    where: picking.Predicate = None,
+    archive: selection.Archive = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    key: selection.Keys = None,
+    tag: selection.Tags = None,
+    where: selection.Predicate = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be sent, and send nothing.")] = False,
     rate: Annotated[int, typer.Option(min=0, metavar="N", help="At most so many a second; 0: no bound.")] = 0,
     state: Annotated[
@@ -338,23 +361,23 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     id: Annotated[
         str | None, typer.Option(metavar="NAME", help="Its name; the same command has the same one, unless given.")
     ] = None,
-    url: program.Url = DEFAULT_URL,
-    patience_s: program.Patience = PATIENCE_S,
-    master: program.Master = None,
-    spark_log: program.SparkLog = program.QUIET,
-    json: program.AsJson = False,
+    url: job.Url = DEFAULT_URL,
+    patience_s: job.Patience = PATIENCE_S,
+    master: job.Master = None,
+    spark_log: job.SparkLog = job.QUIET,
+    json: job.AsJson = False,
 ) -> None:
     """Messages once more, to a subject or one group of it, with their ids. The same command goes on where it was."""
-    with program.failures("replay"):
-        picked = picking.told(
+    with job.failures("replay"):
+        picked = selection.told(
             subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
         )
         options = ReplayOptions(picked, receiving(to, group, subjects), url, id, state, rate, patience_s, group)
-    with program.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
+    with job.running("replay", master, spark_log, is_quiet=json) as (spark, watch), host.asked_to_end() as ending:
         done = count(spark, options) if dry_run else run(spark, options, watch, lambda: ending.is_asked)
-    program.tell(done, json, _lines(done))
+    job.tell(done, json, _lines(done))
     if not done.is_dry and not done.is_complete:
-        raise typer.Exit(program.FAILED)
+        raise typer.Exit(job.FAILED)
 
 
 def receiving(to: str | None, group: str | None, subjects: list[str]) -> str:
@@ -382,4 +405,4 @@ def _lines(done: Replayed) -> list[str]:
 
 
 if __name__ == "__main__":
-    program.main(command, "replay")
+    job.main(command, "replay")

@@ -1,4 +1,4 @@
-"""The page of a report: a section for each question it answers, and below each plot how to read it."""
+"""The HTML page of a report: a section for each question that it answers, with a guide to reading each plot."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fairway.spark.jobs import plots, scales
+from fairway.spark.jobs import plots
 from fairway.spark.jobs.page import Column, Figure, FigureStatus, HtmlPage, Section
-from fairway.spark.jobs.plots import HistogramBin, Series
-from fairway.spark.jobs.scales import COUNT, RATE, SECONDS, SHARE
+from fairway.spark.jobs.plots import COUNT, RATE, SECONDS, SHARE, HistogramBin, Series
 
 if TYPE_CHECKING:
     from fairway.spark.jobs.capacity import GroupCapacity
     from fairway.spark.jobs.report import GroupWindow, ReportResult
 
-_LATE_S = 1.0  # a message that is so late is late to people, too
+_LATE_S = 1.0  # lateness that people notice
 
 
 def page(found: ReportResult) -> HtmlPage:
-    """All that a report has found."""
-    made = HtmlPage("Isolation and capacity", f"{found.url}, {scales.moment(found.at)}{_time(found)}")
+    """The page of a result."""
+    made = HtmlPage("Isolation and capacity", f"{found.url}, {plots.moment(found.at)}{_time(found)}")
     made.figures(*_figures(found))
     for remark in found.remarks:
         made.text(remark)
@@ -34,7 +33,7 @@ def page(found: ReportResult) -> HtmlPage:
 def _time(found: ReportResult) -> str:
     if found.since is None or found.until is None:
         return ""
-    over = scales.span(found.since.timestamp(), found.until.timestamp())
+    over = plots.span(found.since.timestamp(), found.until.timestamp())
     return f"; over time: {over}, in windows of {SECONDS.shown(found.window_s)}"
 
 
@@ -159,7 +158,7 @@ def _delayed(section: Section, found: ReportResult) -> None:
     else:
         due = [(each.at, float(each.messages)) for each in delayed.forecast]
         caption = "Forecast: messages that are due in each hour to come."
-        section.plot(plots.columns(caption, [Series("due", due)], scales.HOUR_S, COUNT, "messages"))
+        section.plot(plots.columns(caption, [Series("due", due)], plots.HOUR_S, COUNT, "messages"))
         section.text(
             "Each bar comes on top of what is sent without a time: hold the highest one against what groups can do a "
             "second. What is scheduled from now on is not in it."
@@ -186,7 +185,7 @@ def _delayed(section: Section, found: ReportResult) -> None:
 
 
 def _buckets(found: ReportResult) -> list[HistogramBin]:
-    """Up to the last that holds anything."""
+    """The bins up to the last that is not empty."""
     made, low = [], 0.0
     for each in found.delayed.lateness:
         made.append(HistogramBin(low, each.seconds, each.messages))
@@ -197,7 +196,7 @@ def _buckets(found: ReportResult) -> list[HistogramBin]:
 
 
 def _series(found: ReportResult, value: Callable[[GroupWindow], float | None]) -> list[Series]:
-    """One for each group, always in the same order: a group has the same colour on all plots, if they are few."""
+    """One series for each group, always in the same order, so that few groups keep their colours on all plots."""
     of = {key: list(spans) for key, spans in groupby(found.spans, lambda each: (each.subject, each.group))}
     return [
         Series(_name(each), [(span.at, value(span)) for span in of.get((each.subject, each.group), ())])
@@ -206,7 +205,7 @@ def _series(found: ReportResult, value: Callable[[GroupWindow], float | None]) -
 
 
 def _stored(found: ReportResult) -> list[Series]:
-    """One for each subject: all its groups say the same."""
+    """One series for each subject, from any of its groups: all of them have the same counts."""
     of: dict[str, Series] = {}
     for (subject, _), spans in groupby(found.spans, lambda each: (each.subject, each.group)):
         if subject not in of:

@@ -1,7 +1,7 @@
-"""What a reconciliation is about: which messages, from where to where, and what broker and delay server say of them.
+"""The scope of a reconciliation: which messages it covers, and what brokers and delay servers say of them.
 
-What is pending at the delay server is asked for first, then where subjects end, then what happened to messages: so
-whatever moves on meanwhile is found further on, and never nowhere.
+The order of reading is: pending messages at the delay server, then where subjects end, then what happened to messages.
+A message that moves on meanwhile is therefore found further on, and is never missed.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 from pyspark.sql.types import StructType
 
-from fairway.client.delaying import time_ms
+from fairway.client.delayed_messages import time_ms
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
-from fairway.spark.brokers import SubjectExtent
+from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.delayed import PENDING
-from fairway.spark.jobs import books, lives, sent, servers
-from fairway.spark.jobs.balance import ReconcileOptions
-from fairway.spark.jobs.picking import Picking
-from fairway.spark.looking import Planner
+from fairway.spark.frames import MESSAGES
+from fairway.spark.jobs import balances, business_rows, message_lifecycle, server_counts
+from fairway.spark.jobs.reconcile_options import ReconcileOptions
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import Where, explicit, read_options
-from fairway.spark.places import SubjectPart
-from fairway.spark.schema import MESSAGES
+from fairway.spark.plan import Planner
+from fairway.spark.server_groups import SubjectPart
 
 COLUMNS: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
 
 
 class Scope:
-    """What is looked at."""
+    """The messages that a reconciliation covers."""
 
     def __init__(self, spark: SparkSession, options: ReconcileOptions, *, has_rows: bool) -> None:
         self._spark = spark
@@ -40,22 +40,22 @@ class Scope:
         self._has_rows = has_rows
         self.notes: list[str] = []
         told = {"url": options.url, "subject": ",".join(options.subjects), "patienceSeconds": str(options.patience_s)}
-        looker = Planner(read_options(told))
+        planner = Planner(read_options(told))
         try:
-            parts = list(looker.extents())
+            parts = list(planner.extents())
             names = list(dict.fromkeys(part.subject for part in parts))
             if not names:
-                raise Misuse(f"no subject at {looker.where} is meant by {', '.join(options.subjects)}")
-            self.scheduled = servers.scheduled(options.url, options.patience_s, names, options.window_ms)
+                raise Misuse(f"no subject at {planner.where} is meant by {', '.join(options.subjects)}")
+            self.scheduled = server_counts.scheduled(options.url, options.patience_s, names, options.window_ms)
             self.pending = self._pending(names)
-            self.counts = servers.counts(options.url, options.patience_s, names)
-            begins, ends = _resolved(looker, options.since, parts), _resolved(looker, options.until, parts)
+            self.counts = server_counts.counts(options.url, options.patience_s, names)
+            begins, ends = _resolved(planner, options.since, parts), _resolved(planner, options.until, parts)
         finally:
-            looker.close()
+            planner.close()
         self.stored = {
             part: self.counts.extents.get(part, SubjectExtent(0, 0)) for part in parts
-        }  # all that the logs have
-        self.extents = {  # what is meant of it
+        }  # everything in the logs
+        self.extents = {  # the part of it within `since` and `until`
             part: SubjectExtent(max(begins.get(part, first), first), max(min(ends.get(part, end), end), first))
             for part, (first, end) in self.stored.items()
         }
@@ -71,26 +71,26 @@ class Scope:
 
     @property
     def names(self) -> list[str]:
-        """Of the subjects."""
+        """The names of the subjects."""
         return list(dict.fromkeys(part.subject for part in self.extents))
 
     def _pending(self, names: Sequence[str]) -> DataFrame:
-        """Subject, id and row of what is scheduled, where there are rows to compare it with; read at once."""
+        """Subject, id and row of scheduled messages, if there are rows to compare them with; read at once."""
         match = self._options.match
         if not self._has_rows or not sum(self.scheduled.messages.values()):
             return self._spark.createDataFrame([], "subject string, id string, row string")
-        wanted = {"subject", "id", "headers" if sent.needs_headers(match) else match}
+        wanted = {"subject", "id", "headers" if business_rows.needs_headers(match) else match}
         reader = self._spark.read.format("fairway.delayed").options(
             url=self._options.url, subject=",".join(names), patienceSeconds=str(self._options.patience_s)
         )
         pending = reader.schema(StructType([each for each in PENDING.fields if each.name in wanted])).load()
-        return pending.select("subject", "id", sent.row_of(match).alias("row")).localCheckpoint()
+        return pending.select("subject", "id", business_rows.row_of(match).alias("row")).localCheckpoint()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def log(self, columns: Iterable[str]) -> DataFrame:
-        """The messages of the extents; with rows to compare, all behind them too, where a row that was sent before
-        `until` may have come."""
+        """The messages of the extents. With rows to compare, it also has all later messages, because the message of a
+        row that was sent before `until` may be among them."""
         wanted = set(columns)
         schema = StructType([each for each in MESSAGES.fields if each.name in wanted])
         ends = self.stored if self._has_rows else self.extents
@@ -107,7 +107,7 @@ class Scope:
         return reader.schema(schema).load()
 
     def groups(self) -> DataFrame:
-        """Per subject, broker group and group: `begun_at`, since when there is such a group, `last_ack_at`, and what it
+        """Per subject, broker group and group: `begun_at`, since when the group exists, `last_ack_at`, and what it
         `lost`."""
         options = self._options
         told = {"url": options.url, "subject": ",".join(self.names), "patienceSeconds": str(options.patience_s)}
@@ -129,12 +129,13 @@ class Scope:
         )
 
     def accounts(self, groups: DataFrame) -> DataFrame:
-        """The lives of the messages in groups, with `window`, and `owed_since`: a group owes nothing before it is."""
+        """The lifecycles of messages in groups, with `window` and `owed_since`: a new group owes nothing from
+        before."""
         options = self._options
         picked = Picking(
             tuple(self.names), None, options.url, options.since, options.until, patience_s=options.patience_s
         )
-        told = lives.lives(self._spark, picked, options.groups or None)
+        told = message_lifecycle.lives(self._spark, picked, options.groups or None)
         ends = self._spark.createDataFrame(
             [(*part, end) for part, (_, end) in self.extents.items()], "subject string, broker_group string, end long"
         )
@@ -142,12 +143,12 @@ class Scope:
         told = told.filter(F.col("sequence") < F.col("end")).drop("end")
         begun = F.broadcast(groups.select("subject", "broker_group", "group", "begun_at"))
         owed = told.join(begun, ["subject", "broker_group", "group"], "left")
-        owed = owed.withColumn("owed_since", F.greatest("appended_at", "begun_at"))  # which passes over null
-        return owed.withColumn("window", books.window_of("appended_at", options.window_ms))
+        owed = owed.withColumn("owed_since", F.greatest("appended_at", "begun_at"))  # ignores null
+        return owed.withColumn("window", balances.window_of("appended_at", options.window_ms))
 
 
-def _resolved(looker: Planner, time: datetime | None, parts: Iterable[SubjectPart]) -> dict[SubjectPart, int]:
-    """The first message of each subject that was stored then or later; empty: no time is meant."""
+def _resolved(planner: Planner, time: datetime | None, parts: Iterable[SubjectPart]) -> dict[SubjectPart, int]:
+    """The first message of each subject that was stored then or later; empty: no time is given."""
     if time is None:
         return {}
-    return looker.resolve(dict.fromkeys(parts, Where(Whence.TIME, max(0, time_ms(time)))))
+    return planner.resolve(dict.fromkeys(parts, Where(Whence.TIME, max(0, time_ms(time)))))

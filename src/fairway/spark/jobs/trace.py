@@ -1,5 +1,7 @@
-"""What became of the messages of some subjects, group by group: how many are done, dead or still to come, how long they
-took, which were the slowest and which are stuck. `lives` is the same message by message.
+"""`fairway pipeline trace`: what became of messages, group by group; `run` and `command`.
+
+For each group the job shows how many messages are done, dead or still to come, how long they took, which were the
+slowest, and which are stuck. `message_lifecycle.lives` has the same facts message by message.
 """
 
 from __future__ import annotations
@@ -14,32 +16,31 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import BadName, Misuse
 from fairway.names import GroupName
-from fairway.spark.jobs import picking, program, shuffle, standing
-from fairway.spark.jobs.failing import sentences
-from fairway.spark.jobs.lives import ACKED, OPEN, STATES, lives
-from fairway.spark.jobs.picking import Picking
-from fairway.spark.jobs.standing import ConsumptionStatus
-from fairway.spark.jobs.watching import Point, ProgressListener, unwatched
+from fairway.spark.jobs import broker_status, job, selection
+from fairway.spark.jobs.broker_status import ConsumptionStatus
+from fairway.spark.jobs.job import Point, ProgressListener, sentences, unwatched
+from fairway.spark.jobs.message_lifecycle import ACKED, OPEN, STATES, lives
+from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 TOP: Final = 5
 _TIMES: Final = ("wait_ms", "handling_ms", "total_ms")
-_FINE: Final = 10_000  # of the percentiles: the hundredth of a percent
+_FINE: Final = 10_000  # the precision of percentiles: a hundredth of a percent
 
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Which messages, which groups, and what to make of them."""
+    """Which messages and groups to trace, and what to show."""
 
     picking: Picking
-    groups: tuple[str, ...] = ()  # none: all
-    top: int = TOP  # messages to name, of the slowest and of those that are stuck
+    groups: tuple[str, ...] = ()  # empty: all
+    top: int = TOP  # messages to name, of the slowest and of the stuck
     output: str | None = None  # a directory for one row per message and group, as Parquet
 
 
 @dataclass(frozen=True)
 class LatencyTimes:
-    """Of the messages that have come so far; None: none has."""
+    """Percentiles of a duration; None: no message has it yet."""
 
     p50_ms: int | None
     p99_ms: int | None
@@ -52,10 +53,10 @@ class GroupAccount:
     subject: str
     group: str
     messages: int
-    states: dict[str, int]  # those that occur, in the order of a life
+    states: dict[str, int]  # those that occur, in the order of a lifecycle
     again: int  # handed out more than once
     acked_again: int  # acked more than once
-    redriven: int  # came once more through the group's inbox
+    redriven: int  # came again through the group's inbox
     wait: LatencyTimes  # from storing to being handed out
     handling: LatencyTimes  # from being handed out to the ack
     total: LatencyTimes  # from creation to the ack
@@ -82,22 +83,22 @@ class TracedMessage:
 
 @dataclass
 class TraceResult:
-    """What a run has found."""
+    """The result of a run."""
 
     accounts: list[GroupAccount] = field(default_factory=list)
-    slowest: list[TracedMessage] = field(default_factory=list)  # of those that were acked: created to acked
-    stuck: list[TracedMessage] = field(default_factory=list)  # of those that something is to happen to: the oldest
+    slowest: list[TracedMessage] = field(default_factory=list)  # of the acked messages: from creation to ack
+    stuck: list[TracedMessage] = field(default_factory=list)  # of the messages in an open state: the oldest
     unclaimed: list[str] = field(default_factory=list)  # subjects that no group consumes
 
 
 def run(spark: SparkSession, options: TraceOptions, watch: ProgressListener = unwatched) -> TraceResult:
-    """Follow the messages that are meant."""
+    """Trace the selected messages."""
     groups = _checked(options.groups)
     with sentences("tracing"):
-        seen = standing.look(options.picking, groups)
+        seen = broker_status.look(options.picking, groups)
         messages = sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)
         watch(Point("trace", messages))
-        with shuffle.sized(spark, messages + picking.archived(spark, options.picking)):
+        with job.sized(spark, messages + selection.archived(spark, options.picking)):
             return _found(spark, options, groups, seen)
 
 
@@ -160,7 +161,7 @@ def _named(rows: DataFrame, order: Column, top: int) -> list[TracedMessage]:
 
 
 def _name(row: Row) -> TracedMessage:
-    """The driver gets times in its own zone and without it."""
+    """A row as a message, with times in UTC: Spark returns times in the driver's zone, without naming the zone."""
     told = row.asDict()
     times = {name: _in_utc(told.pop(name)) for name in ("appended_at", "due_at")}
     return TracedMessage(**told, **times)  # type: ignore[arg-type]
@@ -174,34 +175,34 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
-    subjects: picking.Subjects,
-    archive: picking.Archive = None,
+    subjects: selection.Subjects,
+    archive: selection.Archive = None,
     group: Annotated[
         list[str] | None, typer.Option("--group", metavar="GROUP", help="Only this group; may be repeated.")
     ] = None,
-    since: picking.Since = None,
-    until: picking.Until = None,
-    key: picking.Keys = None,
-    tag: picking.Tags = None,
-    where: picking.Predicate = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    key: selection.Keys = None,
+    tag: selection.Tags = None,
+    where: selection.Predicate = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Name so many of the slowest and of the stuck.")] = TOP,
     output: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write one row per message and group there, as Parquet.")
     ] = None,
-    url: program.Url = DEFAULT_URL,
-    patience_s: program.Patience = PATIENCE_S,
-    master: program.Master = None,
-    spark_log: program.SparkLog = program.QUIET,
-    json: program.AsJson = False,
+    url: job.Url = DEFAULT_URL,
+    patience_s: job.Patience = PATIENCE_S,
+    master: job.Master = None,
+    spark_log: job.SparkLog = job.QUIET,
+    json: job.AsJson = False,
 ) -> None:
     """What became of messages, group by group: done, dead, still to come; how long they took; which are stuck."""
-    with program.failures("trace"):
-        picked = picking.told(
+    with job.failures("trace"):
+        picked = selection.told(
             subjects, archive, url, since, until, keys=key, tags=tag, where=where, patience_s=patience_s
         )
-    with program.running("trace", master, spark_log, is_quiet=json) as (spark, watch):
+    with job.running("trace", master, spark_log, is_quiet=json) as (spark, watch):
         found = run(spark, TraceOptions(picked, tuple(group or ()), top, output), watch)
-    program.tell(found, json, _lines(found))
+    job.tell(found, json, _lines(found))
 
 
 def _lines(found: TraceResult) -> list[str]:
@@ -247,4 +248,4 @@ def _ms(of: int | None) -> str:
 
 
 if __name__ == "__main__":
-    program.main(command, "trace")
+    job.main(command, "trace")

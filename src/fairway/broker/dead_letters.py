@@ -1,0 +1,313 @@
+"""Dead letters: messages that failed their last attempt, or were rejected, go to the group's dead-letter subject.
+
+    dying, in the action log ──► durable ──► copied, with its history in headers ──► committed ──► DEAD
+
+The broker copies a message only after "dying" is durable. Otherwise a crash could take "dying" back, and the message
+would live beside its own dead letter. The broker writes DEAD only after the copy is committed. A crash in between
+leaves the message dying: after the restart the broker finds the copy by its origin (`message_copies`) and only writes
+DEAD. A full disk delays all this and loses nothing. Messages that cannot be read any more (rot) are marked dead without
+a copy, and counted.
+
+Each group has an actor for this, so that a flood of dead letters takes no more than one group's share. A turn copies
+from one batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import NamedTuple
+
+from fairway import batch, limits
+from fairway.broker.group_coordinator import BackgroundTask, GroupCoordinator
+from fairway.broker.groups import GroupHost
+from fairway.broker.message_copies import CopiedRanges, MessageCopy, encoded, stream_of, taken_from, with_headers
+from fairway.errors import FairwayError, Misuse, Refused
+from fairway.groups import Dying, Range
+from fairway.groups.attempts import count_of, decode, encode, joined
+from fairway.names import Subject
+from fairway.scheduling import Actor, Expiry, TurnResult
+from fairway.storage.message_log import StoredBatch
+
+HISTORY_SUBJECT = "fairway.dead.subject"  # the subject of the message
+HISTORY_GROUP = "fairway.dead.group"
+HISTORY_SEQUENCE = "fairway.dead.sequence"  # in that subject, on this broker group
+HISTORY_ATTEMPTS = "fairway.dead.attempts"  # in all, over redrives too
+HISTORY_REASON = "fairway.dead.reason"
+HISTORY_TIME = "fairway.dead.time_ms"
+HISTORY = "fairway.dead.history"  # each failed attempt: time, consumer, reason (`fairway.groups.attempts`)
+
+_RETRY_S = 1.0  # between two tries on a full disk
+_REMARKS_MAX = 1_000
+_ATTEMPTS_SHOWN = (limits.HISTORY_ATTEMPTS_MAX, 2, 0)  # fewer attempts, step by step, where a batch has no room
+
+
+class _DeadLetterBatch(NamedTuple):
+    dying: Dying
+    is_again: bool  # from before a restart: a copy may exist
+
+
+class _DeadLetterQueue(BackgroundTask):
+    """The messages of one group that wait for dead letter, in order."""
+
+    def __init__(self, host: GroupHost) -> None:
+        self.host = host
+        self.queue: deque[_DeadLetterBatch] = deque()
+        self.is_under_way = False
+        self.copies: CopiedRanges | None = None  # copies from before the restart; looked up once
+
+
+class DeadLetterWriter:
+    """Writes dead letters for all groups of a broker. `buried` counts all of them, `unreadable` those without a
+    copy."""
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+        self._graves: dict[int, _DeadLetterQueue] = {}
+        self.buried = 0
+        self.unreadable = 0
+
+    def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
+        """Queue these messages once they are durably dying. `is_again`: copies may exist from before a restart."""
+        if is_again:
+            self._take(host, dying, is_again=True)
+            return
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                self._take(host, dying, is_again=False)
+
+        self._coordinator.when_durable(None, durable)
+
+    def _take(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool) -> None:
+        dead_letter_queue = self._graves.get(host.id)
+        if dead_letter_queue is None:
+            dead_letter_queue = self._graves[host.id] = _DeadLetterQueue(host)
+        for each in dying:  # the coordinator has applied the decision by now, so the group knows their history
+            known = each if each.history else each._replace(history=host.state_machine.history_of(each))
+            dead_letter_queue.queue.append(_DeadLetterBatch(known, is_again))
+        self._go_on(dead_letter_queue)
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    def _go_on(self, dead_letter_queue: _DeadLetterQueue) -> None:
+        if dead_letter_queue.is_under_way or not dead_letter_queue.queue:
+            return
+        try:
+            self._coordinator.scheduler.dispatch(("dead", dead_letter_queue.host.id), dead_letter_queue, self)
+            dead_letter_queue.is_under_way = True
+        except Refused:
+            self._later(dead_letter_queue)
+
+    def _later(self, dead_letter_queue: _DeadLetterQueue) -> None:
+        dead_letter_queue.is_under_way = True
+        self._coordinator.call_later(_RETRY_S, self._retry, dead_letter_queue)
+
+    def _retry(self, dead_letter_queue: _DeadLetterQueue) -> None:
+        dead_letter_queue.is_under_way = False
+        self._go_on(dead_letter_queue)
+
+    def process(self, dead_letter_queue: _DeadLetterQueue, actor: Actor) -> TurnResult:
+        """Write the dead letters of one batch."""
+        if not self._coordinator.groups.has(dead_letter_queue.host):  # the group was removed, its dead letters with it
+            self._graves.pop(dead_letter_queue.host.id, None)
+            return TurnResult.DONE
+        dead_letter_batch = dead_letter_queue.queue.popleft()
+        try:
+            done = self._mark_dead_some(dead_letter_queue, dead_letter_batch, actor)
+        except Refused:
+            dead_letter_queue.queue.appendleft(
+                dead_letter_batch._replace(is_again=True)
+            )  # some copies may be on their way to the disk
+            self._later(dead_letter_queue)
+            return TurnResult.DONE
+        rest = _less(dead_letter_batch.dying.ranges, done)
+        if rest:
+            dead_letter_queue.queue.appendleft(
+                dead_letter_batch._replace(dying=dead_letter_batch.dying._replace(first=rest[0][0], ranges=rest))
+            )
+        dead_letter_queue.is_under_way = bool(dead_letter_queue.queue)
+        if dead_letter_queue.is_under_way:
+            return TurnResult.AGAIN
+        dead_letter_queue.copies = None
+        self._graves.pop(dead_letter_queue.host.id, None)
+        return TurnResult.DONE
+
+    def expire(self, dead_letter_queue: _DeadLetterQueue, expiry: Expiry) -> None:
+        """Do nothing: the broker stops, and the next start finds dying messages in the action log."""
+
+    def fail(self, dead_letter_queue: _DeadLetterQueue, error: Exception) -> None:
+        """Give up until the next start, after a failed disk or a bug: the messages stay dying."""
+        self._graves.pop(dead_letter_queue.host.id, None)
+        self._remark(f"dead letters of group {dead_letter_queue.host.name} wait for a restart: {error}")
+
+    # --- one batch ---------------------------------------------------------------------------------------------------
+
+    def _mark_dead_some(
+        self, dead_letter_queue: _DeadLetterQueue, dead_letter_batch: _DeadLetterBatch, actor: Actor
+    ) -> tuple[Range, ...]:
+        """Handle the ranges in the first batch, or in the hole before it. Returns these ranges."""
+        log = self._coordinator.store.messages
+        subject_id = dead_letter_queue.host.subject_id
+        ranges = dead_letter_batch.dying.ranges
+        entry = next(log.readable(subject_id, ranges[0][0]), None)
+        if entry is None or entry.first_sequence > ranges[0][0]:
+            return self._mark_dead_lost(
+                dead_letter_queue,
+                dead_letter_batch,
+                _within(ranges, 0, None if entry is None else entry.first_sequence),
+            )
+        found = log.read_entries(subject_id, [entry])
+        if not found:
+            return ()  # the damage is known from now on: look again
+        actor.charge(size_bytes=len(found[0].data))
+        parts = _within(ranges, entry.first_sequence, entry.end_sequence)
+        self._copy(dead_letter_queue, dead_letter_batch, found[0], parts)
+        return parts
+
+    def _mark_dead_lost(
+        self, dead_letter_queue: _DeadLetterQueue, dead_letter_batch: _DeadLetterBatch, parts: tuple[Range, ...]
+    ) -> tuple[Range, ...]:
+        count = sum(count for _, count in parts)
+        self.unreadable += count
+        self._remark(
+            f"group {dead_letter_queue.host.name} buried {count} messages from {parts[0][0]} on that cannot be read"
+        )
+        self._settle(dead_letter_queue.host, dead_letter_batch, parts, is_lost=True)
+        return parts
+
+    def _copy(
+        self,
+        dead_letter_queue: _DeadLetterQueue,
+        dead_letter_batch: _DeadLetterBatch,
+        stored: StoredBatch,
+        parts: tuple[Range, ...],
+    ) -> None:
+        host = dead_letter_queue.host
+        home = self._coordinator.name_of((host.main or host).subject_id)
+        to = Subject.dead_letters(host.name, home)
+        stream = stream_of(self._coordinator.name_of(host.subject_id), host.name)
+        missing = self._missing(dead_letter_queue, dead_letter_batch, to, stream, parts)
+        source = batch.decode(stored.data)
+        store = self._coordinator.store
+        log = store.messages.log
+        undos = len(log.flusher.undone_from)
+        receipts = [
+            store.produce_own(to, self._letter(host, home, dead_letter_batch.dying, source, stored, part, stream))
+            for part in missing
+        ]
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                self._settle(host, dead_letter_batch, parts)
+                for receipt in receipts[-1:]:
+                    self._coordinator.wake_subject(receipt.subject_id)
+            elif isinstance(outcome, Refused):  # a full disk has undone some or all of it
+                again = dead_letter_batch.dying._replace(first=parts[0][0], ranges=parts)
+                self._coordinator.call_later(_RETRY_S, partial(self.mark_dead, host, (again,), is_again=True))
+
+        log.flusher.when_durable(log.end, durable, undos)
+
+    def _missing(
+        self,
+        dead_letter_queue: _DeadLetterQueue,
+        dead_letter_batch: _DeadLetterBatch,
+        to: Subject,
+        stream: int,
+        parts: tuple[Range, ...],
+    ) -> list[Range]:
+        """The parts that are not in the dead-letter subject yet."""
+        known = self._coordinator.store.messages.views.subjects.find(to)
+        if not dead_letter_batch.is_again or known is None:
+            return list(parts)
+        if dead_letter_queue.copies is None:
+            dead_letter_queue.copies = CopiedRanges(self._coordinator.store.messages, known.id, stream)
+        dead_letter_queue.copies.refresh()
+        return [each for part in parts for each in dead_letter_queue.copies.missing(*part)]
+
+    def _letter(
+        self,
+        host: GroupHost,
+        home: Subject,
+        dying: Dying,
+        source: batch.Batch,
+        stored: StoredBatch,
+        part: Range,
+        stream: int,
+    ) -> bytes:
+        first, count = part
+        copies = taken_from(source, first - stored.entry.first_sequence, count)
+        for most in _ATTEMPTS_SHOWN:
+            dead = self._with_history(host, home, dying, copies, first, most)
+            try:
+                return encoded(dead, source.header, stream=stream, sequence=first)
+            except Misuse:  # the history makes the batch too large, and the message matters more
+                continue
+        return encoded(copies, source.header, stream=stream, sequence=first)
+
+    def _with_history(
+        self, host: GroupHost, home: Subject, dying: Dying, copies: list[MessageCopy], first: int, most: int
+    ) -> list[MessageCopy]:
+        """The copies with their history in headers, with at most `most` attempts."""
+        dead = []
+        attempts = encode(dying.history, dying.attempt, most)
+        for offset, copy in enumerate(copies):
+            history = {
+                HISTORY_SUBJECT: str(home),
+                HISTORY_GROUP: str(host.name),
+                HISTORY_SEQUENCE: str(first + offset),
+                HISTORY_ATTEMPTS: str(dying.attempt),
+                HISTORY_REASON: dying.reason,
+                HISTORY_TIME: str(self._coordinator.clock.wall_ms()),
+                HISTORY: attempts,
+            }
+            if host.main is not None:  # a redriven message keeps the sequence that it had the first time
+                history[HISTORY_SEQUENCE] = copy.headers.get(HISTORY_SEQUENCE, "")
+                if not history[HISTORY_SEQUENCE]:  # sent to this group alone: it has no sequence in the subject
+                    del history[HISTORY_SEQUENCE]
+                count = count_of(copy.headers.get(HISTORY_ATTEMPTS, ""))
+                history[HISTORY_ATTEMPTS] = str(dying.attempt + count)
+                earlier = decode(copy.headers.get(HISTORY, ""))
+                every = joined(() if earlier is None else earlier.attempts, dying.history, count)
+                history[HISTORY] = encode(every, dying.attempt + count, most)
+            dead.append(with_headers(copy, history))
+        return dead
+
+    def _settle(
+        self, host: GroupHost, dead_letter_batch: _DeadLetterBatch, parts: tuple[Range, ...], *, is_lost: bool = False
+    ) -> None:
+        """Mark the messages dead. Their copies are committed, or they are unreadable and count as lost."""
+        if not self._coordinator.groups.has(host):
+            return
+        buried = dead_letter_batch.dying._replace(first=parts[0][0], ranges=parts)
+        try:
+            self._coordinator.carry_out(
+                host, host.state_machine.mark_dead(buried, is_lost=is_lost, now_ms=self._coordinator.clock.wall_ms())
+            )
+        except Refused:
+            self._coordinator.call_later(
+                _RETRY_S, partial(self._settle, host, dead_letter_batch, parts, is_lost=is_lost)
+            )
+            return
+        self.buried += sum(count for _, count in parts)
+
+    def _remark(self, sentence: str) -> None:
+        remarks = self._coordinator.store.remarks
+        if len(remarks) < _REMARKS_MAX:
+            remarks.append(sentence)
+
+
+def _within(ranges: tuple[Range, ...], begin: int, end: int | None) -> tuple[Range, ...]:
+    """The part of the ranges in [begin, end)."""
+    clipped = []
+    for first, count in ranges:
+        low = max(first, begin)
+        high = first + count if end is None else min(first + count, end)
+        if low < high:
+            clipped.append((low, high - low))
+    return tuple(clipped)
+
+
+def _less(ranges: tuple[Range, ...], done: tuple[Range, ...]) -> tuple[Range, ...]:
+    """The rest of the ranges when their first part is done."""
+    return _within(ranges, done[-1][0] + done[-1][1], None) if done else ranges

@@ -1,0 +1,507 @@
+"""The group coordinator: applies the decisions of the group state machines and makes them durable.
+
+A group's state machine (`fairway.groups`) only decides. `GroupCoordinator` carries the decisions out, for all groups of
+a broker. It writes the events to the action log and applies them to the state machine. It passes messages after their
+last attempt to the dead-letter writer. It also keeps one timer per group (a lease ends, a retry falls due), and wakes
+the actors of a subject's groups when the subject has new messages.
+
+`GroupRates` bounds how fast a group gets messages, with a token bucket per group and one token per message. A pull that
+finds the bucket empty waits like a pull that finds no message, and the scheduler wakes it when the next token is due.
+After a restart a bucket is empty, so a group never exceeds its rate, however often the broker restarts.
+
+`BackgroundTask` is work of the broker itself in an actor's mailbox. The scheduler gives it its share of the time like
+any request, and nobody waits for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from fairway import limits
+from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
+from fairway.broker.wait_lists import WaitList
+from fairway.errors import Code, FairwayError, Refused
+from fairway.groups import Dying, GroupConfig, GroupDecision, GroupEventKind, GroupOutcome, Range
+from fairway.groups.events import LOST
+from fairway.names import GroupName, Subject
+from fairway.protocol import ControlMessage
+from fairway.runtime.clock import Clock
+from fairway.scheduling import Scheduler
+from fairway.serving.memory_plan import SharedMemory
+from fairway.serving.requests import Requester, ServedRequest
+from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.flusher import OnDurable as Told
+from fairway.storage.record import RecordHeader
+from fairway.storage.repair import lost_ranges
+from fairway.storage.store import Store
+from fairway.storage.subjects import SubjectState
+
+_NEVER_NS = 1 << 62
+
+
+class BackgroundTask:
+    """A request of the broker itself, without a deadline."""
+
+    deadline_ns = _NEVER_NS
+    wait_until_ns = 0
+    is_cancelled = False
+    account = None
+
+
+_NS = 1_000_000_000
+_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early
+
+RateTimer = Callable[..., object]
+
+
+class TokenBucket:
+    """A token bucket: `rate_per_s` tokens a second arrive, and the bucket keeps `most` of them."""
+
+    def __init__(self, rate_per_s: float, most: float, now_ns: int, *, is_full: bool) -> None:
+        self.rate_per_s = rate_per_s
+        self.most = most
+        self._tokens = most if is_full else 0.0
+        self._as_of_ns = now_ns
+        self.alarm_ns = 0  # when the timer for the next token fires
+
+    def tokens(self, now_ns: int) -> int:
+        """The number of whole tokens in the bucket."""
+        come = (now_ns - self._as_of_ns) * self.rate_per_s / _NS
+        self._tokens = min(self._tokens + come, max(self.most, self._tokens))
+        self._as_of_ns = now_ns
+        return int(self._tokens + 1e-9)
+
+    def take(self, count: int) -> None:
+        self._tokens -= count
+
+    def wait_ns(self) -> int:
+        """The time until the next whole token, counted from the last call of `tokens`."""
+        return max(round((1 - self._tokens) * _NS / self.rate_per_s), 0)
+
+
+class GroupRates:
+    """The token buckets of all groups of a broker. A message from a group's inbox takes a token of the group, too."""
+
+    def __init__(self, clock: Clock, scheduler: Scheduler, call_later: RateTimer) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._call_later = call_later
+
+    def messages_max(self, host: GroupHost) -> int | None:
+        """How many messages the group may get now; None: no limit. With no token left, sets a timer that wakes the
+        group's pulls when the next token is due."""
+        bucket = self._bucket(host)
+        if bucket is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        tokens = bucket.tokens(now_ns)
+        if tokens < 1 and bucket.alarm_ns <= now_ns:
+            wait_ns = bucket.wait_ns()
+            bucket.alarm_ns = now_ns + wait_ns
+            self._call_later(wait_ns / _NS + _SLACK_S, self._scheduler.wake, host.key)
+        return tokens
+
+    def note_handed_out(self, host: GroupHost, count: int) -> None:
+        bucket = self._bucket(host)
+        if bucket is not None:
+            bucket.take(count)
+
+    def _bucket(self, host: GroupHost) -> TokenBucket | None:
+        config: GroupConfig = host.state_machine.config
+        bucket = host.bucket
+        if not config.rate_per_s:
+            host.bucket = None
+            return None
+        if bucket is None or (bucket.rate_per_s, bucket.most) != (config.rate_per_s, config.burst_max):
+            is_full = bucket is None and not host.is_revived
+            bucket = host.bucket = TokenBucket(
+                config.rate_per_s, config.burst_max, self._clock.monotonic_ns(), is_full=is_full
+            )
+        return bucket
+
+
+_BUSY_NS = 5_000_000  # a group counts as busy for so long after its last decision: its consumers are about to send more
+_TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early, and again at once
+
+_FULL_RETRY_MS = 60_000  # maintenance removes a group only after days without use
+_FULL_MEMORY_RETRY_MS = 1_000  # members and their lots go when their leases end
+_NO_MEMORY = "the memory for groups is full, and there is no room for {}: give the broker more (--memory-mib)"
+_REMARKS_MAX = 1_000
+
+CallLater = Callable[..., asyncio.TimerHandle]
+
+# After these events an ordered group may hand out messages that waited behind others.
+_FREEING = frozenset(
+    {
+        GroupEventKind.ACK,
+        GroupEventKind.DEAD,
+        GroupEventKind.RETRY,
+        GroupEventKind.EXPIRE,
+        GroupEventKind.LEAVE,
+        GroupEventKind.GO_ON,
+        GroupEventKind.CURSOR,
+    }
+)
+
+_PARTING = frozenset({GroupEventKind.EXPIRE, GroupEventKind.LEAVE})
+
+_CODES = {
+    GroupOutcome.BUSY: Code.BUSY,
+    GroupOutcome.NOT_A_MEMBER: Code.NOT_A_MEMBER,
+    GroupOutcome.OTHER_VERSION: Code.STALE_CONFIG,
+    GroupOutcome.BAD_REQUEST: Code.BAD_REQUEST,
+}
+
+
+class DeadLetterPort(Protocol):
+    """Takes messages that failed their last attempt."""
+
+    def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
+        """Write these messages to dead letter. `is_again`: they failed before a restart, and copies may exist
+        already."""
+
+
+class GroupCoordinator:
+    """Carries out what the state machines of the groups decide."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        store: Store,
+        scheduler: Scheduler,
+        clock: Clock,
+        call_later: CallLater,
+        groups_bytes_max: int = limits.GROUPS_BYTES_MAX,
+    ) -> None:
+        self.groups = groups
+        self.memory: SharedMemory[GroupHost, Requester] = SharedMemory(groups_bytes_max, limits.GROUP_RESERVE_BYTES)
+        self.store = store
+        self.scheduler = scheduler
+        self.clock = clock
+        self._call_later = call_later
+        self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._is_closed = False
+        self._busy_ns = -_BUSY_NS  # when a decision was last carried out
+        self._known: dict[tuple[str, str], GroupHost] = {}  # by the names as requests carry them, to avoid parsing
+        self.paused_pulls = WaitList(scheduler, self.call_later)
+        self.watches = WaitList(scheduler, self.call_later)
+        self.dead_letter_writer: DeadLetterPort | None = None  # set afterwards: it needs this coordinator
+        self.is_off: Callable[[Subject, GroupName], bool] = lambda _subject, _group: False  # set from the registry
+
+    # --- lookups -----------------------------------------------------------------------------------------------------
+
+    def subject(self, name: str) -> SubjectState:
+        """The subject of this name; `Refused` if it does not exist here."""
+        parsed = Subject.parse_any(name)
+        state = self.store.messages.views.subjects.find(parsed)
+        if state is None:
+            raise Refused(Code.NO_SUCH_SUBJECT, f"nothing was ever sent to {parsed} here, or it was removed")
+        return state
+
+    def name_of(self, subject_id: int) -> Subject:
+        subjects = self.store.messages.views.subjects
+        if subject_id not in subjects:
+            raise Refused(Code.NO_SUCH_SUBJECT, "the subject was removed")
+        return subjects.by_id(subject_id).name
+
+    def is_switched_off(self, host: GroupHost) -> bool:
+        """Whether the group is switched off on all brokers. A pause on this broker does not count."""
+        return self.is_off(self.name_of(host.subject_id), host.name)
+
+    def host(self, subject: str, group: str) -> GroupHost:
+        """The group on the subject; `Refused` if it does not exist here."""
+        known = self._known.get((subject, group))
+        if known is not None and self.groups.has(known):
+            return known
+        parsed = GroupName.parse(group)
+        host = self.groups.find(self.subject(subject).id, parsed)
+        if host is None:
+            raise Refused(Code.NO_SUCH_GROUP, f"nobody has joined group {parsed} on {subject} here, or it was removed")
+        self._known[subject, group] = host
+        return host
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def carry_out(self, host: GroupHost, decision: GroupDecision) -> RecordHeader | None:
+        """Write the events of the decision, apply them, and pass dying messages on. Returns the record, if there is
+        one."""
+        return self.carry_out_all([(host, decision)])
+
+    def carry_out_all(self, decisions: Sequence[tuple[GroupHost, GroupDecision]]) -> RecordHeader | None:
+        """Carry out several independent decisions in one record: all of them or none."""
+        actions = [host.action(event) for host, decision in decisions for event in decision.events]
+        written = self.store.act(actions) if actions else None
+        now_ns = self._busy_ns = self.clock.monotonic_ns()
+        for host, decision in decisions:
+            host.state_machine.apply_all(decision.events, now_ns)
+            if decision.events:
+                self.memory.note(host, host.state_machine.held_bytes)
+            self.rearm(host)
+            if host.state_machine.is_ordered:
+                self._wake_next(host, decision)
+            if decision.dying and self.dead_letter_writer is not None:
+                self.dead_letter_writer.mark_dead(host, decision.dying)
+        return written
+
+    def _wake_next(self, host: GroupHost, decision: GroupDecision) -> None:
+        """In an ordered group, wake the pulls that waited for an earlier message or stood by."""
+        kinds = {event.kind for event in decision.events}
+        if not kinds.isdisjoint(_FREEING):
+            self.scheduler.wake(host.key)
+        if not kinds.isdisjoint(_PARTING):
+            self.paused_pulls.release(host.key)
+
+    def is_busy(self, now_ns: int) -> bool:
+        """Whether any group has decided something within the last 5 ms."""
+        return now_ns - self._busy_ns < _BUSY_NS
+
+    def when_durable(self, written: RecordHeader | None, told: Told) -> None:
+        """Call `told` once the record is durable. Without a record, call `told` once all earlier records are durable. A
+        repeated ack is stale because of the first ack, and that may still be on its way to the disk."""
+        log = self.store.actions.log
+        log.flusher.when_durable(log.end if written is None else written.end, told)
+
+    def refuse(self, request: ServedRequest[ControlMessage], refused: Refused) -> None:
+        """Refuse the request once the events that caused the refusal are durable. A consumer whose lease has ended
+        forgets its messages, and a crash must not give them back to it."""
+
+        def told(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                request.refuse(refused)
+            elif isinstance(outcome, Refused):
+                request.refuse(outcome)
+            else:
+                request.end()
+
+        self.when_durable(None, told)
+
+    def ensure(
+        self, subject_id: int, name: GroupName, config: GroupConfig, start: int, session: Requester | None = None
+    ) -> GroupHost:
+        """The group on the subject. Creates and configures a new group and sets its cursor to `start`. `session` asks
+        for it."""
+        host = self.groups.find(subject_id, name)
+        if host is None:
+            if len(self.groups) >= limits.GROUPS_MAX and not self.name_of(subject_id).is_inbox:
+                sentence = f"there are {limits.GROUPS_MAX:,} groups on this broker, and there is room for no more"
+                raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_RETRY_MS)
+            has_room = self.memory.has_room_for_another(limits.GROUP_BYTES, session)
+            if not has_room and not self.name_of(subject_id).is_inbox:
+                raise Refused(Code.BUSY, _NO_MEMORY.format("one more group"), retry_after_ms=_FULL_RETRY_MS)
+            host = self.groups.introduce(subject_id, name)
+            now_ms = self.store.time.ages_from_ms()  # a group without members ages from now on
+            try:
+                configured = host.state_machine.configure(0, config, now_ms=now_ms)
+                self.carry_out_all([(host, configured), (host, host.state_machine.seek(start, now_ms=now_ms))])
+            except FairwayError:
+                self.groups.remove(host)
+                self.memory.forget(host)
+                raise
+            if session is not None:
+                self.memory.charge(host, session)
+        return host
+
+    def admit_member(self, host: GroupHost, session: Requester) -> None:
+        """`Refused` where memory is full, unless the group has fewer than `GROUP_MEMBERS_MIN` members."""
+        size = limits.MEMBER_BYTES * (1 if host.inbox is None else 2)
+        if self.memory.room(host, session, is_small=True) >= size:
+            self.memory.charge(host, session)
+        elif len(host.state_machine.members()) >= limits.GROUP_MEMBERS_MIN:
+            sentence = _NO_MEMORY.format(f"one more member of group {host.name}")
+            raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MEMORY_RETRY_MS)
+
+    def admit_name(self, host: GroupHost, session: Requester) -> None:
+        """`Refused` where there is no memory to keep one more consumer paused."""
+        if self.memory.room(host, session, is_small=True) < limits.PAUSED_NAME_BYTES:
+            sentence = _NO_MEMORY.format(f"one more paused consumer of group {host.name}")
+            raise Refused(Code.BUSY, sentence, retry_after_ms=_FULL_MEMORY_RETRY_MS)
+        self.memory.charge(host, session)
+
+    def remove(self, host: GroupHost) -> None:
+        """Remove a group and its inbox. A later join creates a new group."""
+        gone = [host] if host.inbox is None else [host, host.inbox]
+        self._write_removal(gone)
+        self._forget(gone)
+
+    def remove_all(self, gone: Sequence[GroupHost]) -> None:
+        """Remove the groups of removed subjects. Where there is no room for the actions, the groups go all the same:
+        the next start finds them without a subject."""
+        if gone:
+            with suppress(Refused):
+                self._write_removal(gone)
+            self._forget(gone)
+
+    def _write_removal(self, gone: Sequence[GroupHost]) -> None:
+        now_ms = self.clock.wall_ms()
+        self.store.act([Action(ActionKind.REMOVE, each.id, each.subject_id, now_ms) for each in gone])
+
+    def _forget(self, gone: Sequence[GroupHost]) -> None:
+        self._known.clear()
+        for each in gone:
+            self.scheduler.set_weight(each.key, 1)
+            self.groups.remove(each)
+            self.memory.forget(each)
+            if each.timer is not None:
+                each.timer.cancel()
+                each.timer = None
+        for each in gone:
+            self.paused_pulls.release(each.key)
+            self.scheduler.wake(each.key)
+
+    def set_weight(self, host: GroupHost, weight: float) -> RecordHeader:
+        self.scheduler.set_weight(host.key, weight)
+        host.weight = weight
+        return self._note(ActionKind.WEIGHT, host.id, host.subject_id, round(weight * WEIGHT_UNIT))
+
+    def set_rate(self, host: GroupHost, rate_per_s: int) -> RecordHeader | None:
+        if host.rate_per_s == rate_per_s:
+            return None
+        written = self._note(ActionKind.RATE, host.id, host.subject_id, rate_per_s)
+        host.rate_per_s = rate_per_s
+        return written
+
+    def set_read_only(self, subject_id: int, *, is_on: bool) -> RecordHeader:
+        self.groups.note_read_only(subject_id, is_on=is_on)
+        return self._note(ActionKind.READ_ONLY, 0, subject_id, int(is_on))
+
+    def _note(self, kind: ActionKind, group_id: int, subject_id: int, value: int) -> RecordHeader:
+        return self.store.act([Action(kind, group_id, subject_id, self.clock.wall_ms(), lot=value)])
+
+    # --- wake-ups and timers -----------------------------------------------------------------------------------------
+
+    def wake_subject(self, subject_id: int) -> None:
+        """Wake all groups of the subject: something new was committed to it."""
+        for host in self.groups.of_subject(subject_id).values():
+            self.scheduler.wake(host.key)
+        self.watches.release(subject_id)
+
+    def begin_life(self, *, is_lazy: bool = False) -> None:
+        """After a restart, link each group to its inbox, give all members full leases, and resume dead letters.
+
+        `is_lazy`: a power cut may have taken acks that the broker had answered.
+        """
+        for host in self.groups:
+            self._link_inbox(host)
+        for host in self.groups:
+            self._revive(host)
+            if is_lazy:
+                self.carry_out(host, host.state_machine.doubt(now_ms=self.clock.wall_ms()))
+
+    def _link_inbox(self, host: GroupHost) -> None:
+        inbox = self.store.messages.views.subjects.find(Subject.inbox(host.name, self.name_of(host.subject_id)))
+        if inbox is not None:
+            host.take_inbox(self.groups.find(inbox.id, host.name))
+            host.is_inbox_open = host.inbox is not None
+
+    def _revive(self, host: GroupHost) -> None:
+        host.is_revived = True
+        self.memory.note(host, host.state_machine.held_bytes)
+        if host.weight != 1:
+            self.scheduler.set_weight(host.key, host.weight)
+        end = self.store.messages.end_sequence(host.subject_id)
+        dying = host.state_machine.begin_life(end, self.clock.monotonic_ns())
+        self.step_over_hole(host)
+        self.rearm(host)
+        if dying and self.dead_letter_writer is not None:
+            self.dead_letter_writer.mark_dead(host, dying, is_again=True)
+
+    def step_over_hole(self, host: GroupHost) -> None:
+        """Move the cursor over a hole of sequences that damage or a power cut has left. The group counts its messages
+        as lost."""
+        entry = next(self.store.messages.readable(host.subject_id, host.state_machine.cursor), None)
+        to = self.store.messages.end_sequence(host.subject_id) if entry is None else entry.first_sequence
+        self.count_lost(host, to)
+        if to > host.state_machine.cursor:
+            self.carry_out(host, host.state_machine.skip(to, to, now_ms=self.clock.wall_ms()))
+
+    def lost_ranges(self, host: GroupHost, first: int, end: int) -> list[Range]:
+        """The ranges in [first, end) that the disk has lost and that the group's tags may match."""
+        tags = host.state_machine.config.tags
+        store = self.store
+        return lost_ranges(
+            store.messages, store.rotten, host.subject_id, first, end, lambda entry: tags.may_match(entry.tag_filter)
+        )
+
+    def count_lost(self, host: GroupHost, to: int) -> None:
+        """Record as lost what the disk has lost between the group's cursor and `to`. The group is about to skip that
+        range."""
+        for first, count in self.lost_ranges(host, host.state_machine.cursor, to):
+            self.lose(host, host.state_machine.skip(first, first + count, is_lost=True, now_ms=self.clock.wall_ms()))
+
+    def lose(self, host: GroupHost, decision: GroupDecision) -> None:
+        """Carry out a decision by which the group misses messages that the disk has lost, and remark on it for the
+        operator."""
+        self.carry_out(host, decision)
+        lost = [each for event in decision.events if event.detail == LOST for each in event.ranges]
+        if lost and len(self.store.remarks) < _REMARKS_MAX:
+            count = sum(count for _, count in lost)
+            self.store.remarks.append(
+                f"group {host.name} on {self.name_of(host.subject_id)} lost {count:,} messages from {lost[0][0]} on: "
+                "the disk has lost them, and no other copy could bring them back"
+            )
+
+    def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> Callable[[], None]:
+        """Call `what` once after the delay, unless the broker has stopped or failed by then. Returns a function that
+        cancels."""
+        if self._is_closed:
+            return lambda: None
+
+        def ring() -> None:
+            del self._timers[timer]
+            if self.store.fault is None:
+                what(*args)
+
+        def cancel() -> None:
+            timer.cancel()
+            self._timers.pop(timer, None)
+
+        timer = self._call_later(delay_s, ring)
+        self._timers[timer] = None
+        return cancel
+
+    def rearm(self, host: GroupHost) -> None:
+        """Set the group's timer, unless it already fires early enough. `_on_time` looks at later deadlines."""
+        now_ns = self.clock.monotonic_ns()
+        due_ns = host.state_machine.next_deadline_ns(now_ns=now_ns, now_ms=self.clock.wall_ms())
+        if due_ns is None or self._is_closed or (host.timer is not None and host.timer_ns <= due_ns):
+            return
+        if host.timer is not None:
+            host.timer.cancel()
+        host.timer_ns = due_ns
+        host.timer = self._call_later(max(due_ns - now_ns, 0) / _NS + _TIMER_SLACK_S, self._on_time, host)
+
+    def _on_time(self, host: GroupHost) -> None:
+        host.timer = None
+        if self._is_closed or self.store.fault is not None:
+            return
+        try:
+            now_ms = self.store.time.ages_from_ms()  # the last member may go
+            decision = host.state_machine.expire(now_ns=self.clock.monotonic_ns(), now_ms=now_ms)
+            self.carry_out(host, decision)
+            host.sessions.prune()
+        except FairwayError:
+            self.rearm(host)  # no room for the action now: the lease has ended all the same, and the timer tries again
+        self.scheduler.wake(host.key)
+
+    def close(self) -> None:
+        self._is_closed = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self.paused_pulls.close()
+        self.watches.close()
+        for host in self.groups:
+            if host.timer is not None:
+                host.timer.cancel()
+                host.timer = None
+
+
+def refusal(decision: GroupDecision) -> Refused | None:
+    """The refusal to send for a decision, or None where the state machine did not refuse."""
+    code = _CODES.get(decision.outcome)
+    if code is None:
+        return None
+    return Refused(code, decision.sentence or decision.outcome.value, retry_after_ms=decision.retry_after_ms)

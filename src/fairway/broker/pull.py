@@ -1,0 +1,347 @@
+"""PULL: hands messages to a consumer, from the subject and from the group's inbox in turns.
+
+A pull asks the group's state machine for a range, reads the range, and only then carries the decision out. If the bytes
+turn out to be missing, nothing has been handed out. The broker answers before the PULL event is durable, unless the
+state machine demands durability first. After a crash the group accepts acks of lots whose PULL event is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fairway import limits
+from fairway.broker import response_bounds
+from fairway.broker.group_coordinator import GroupCoordinator, GroupRates, refusal
+from fairway.broker.groups import GroupHost
+from fairway.broker.inbox import Inboxes
+from fairway.broker.key_window import Fresh, KeyFinder
+from fairway.broker.message_reader import SKIPPED_BATCHES_MAX, MessageReader
+from fairway.errors import FairwayError, Refused
+from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
+from fairway.groups import SettleVerdict as Settlement
+from fairway.names import ConsumerName
+from fairway.protocol import ControlMessage, messages
+from fairway.protocol.messages import Pull
+from fairway.replication.copy_status import CopyStatus
+from fairway.scheduling import Actor, TurnResult
+from fairway.serving.requests import ServedRequest
+from fairway.storage.message_log import StoredBatch
+
+EMPTY = messages.Pulled(0, [], [])
+# a group passes over so many messages without an event; no more than one read passes over
+SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX
+# tries of one pull: it decides again when its choice is unreadable or too large; each try leaves some out
+_TRIES_MAX = 8
+_RUN_CUT = 4  # small enough that runs end before the tries do: the heads of the runs alone are the choice that fits
+_PASSED = frozenset({GroupEventKind.PARK, GroupEventKind.DECLINE})
+_ROOMY_FRAME_BYTES = 128 * limits.KIB  # a frame of this size has room beside the batches that were chosen by their size
+
+
+class PullProcessor:
+    """Handles PULL for the consumers of all groups."""
+
+    def __init__(
+        self,
+        coordinator: GroupCoordinator,
+        inboxes: Inboxes,
+        reader: MessageReader,
+        copy_status: CopyStatus | None = None,
+    ) -> None:
+        """`copy_status`: of one copy of several."""
+        self._coordinator = coordinator
+        self._copy_status = copy_status
+        self._inboxes = inboxes
+        self._reader = reader
+        self.keys = KeyFinder(reader)
+        self._pace = GroupRates(coordinator.clock, coordinator.scheduler, coordinator.call_later)
+        self.pulled_messages = 0
+
+    def pull(
+        self, request: ServedRequest[ControlMessage], message: Pull, host: GroupHost, name: ConsumerName, actor: Actor
+    ) -> TurnResult:
+        """Answer the pull. WAIT: there is nothing now, or the group's rate allows nothing."""
+        verdict = TurnResult.WAIT
+        paced_max = self._pace.messages_max(host) if host.state_machine.config.rate_per_s else None
+        is_shut = paced_max == 0 or self._coordinator.is_switched_off(host)
+        if is_shut and self._may_wait(host, name, message.arrived):
+            return verdict
+        for source in self._inboxes.sources(host, name, message.arrived):
+            verdict = self._pull_from(source, request, message, name, actor, paced_max)
+            if verdict is not TurnResult.WAIT:
+                break
+        return verdict
+
+    def _may_wait(self, host: GroupHost, name: ConsumerName, arrived: int) -> bool:
+        """Renew the lease. Whether the consumer may wait: it is a member, and every response has arrived."""
+        beat = host.state_machine.heartbeat(name, arrived=arrived, now_ns=self._coordinator.clock.monotonic_ns())
+        if beat.outcome is not GroupOutcome.DONE:
+            return False
+        self._inboxes.renew(host, name, arrived)
+        sources = (host,) if host.inbox is None else (host, host.inbox)
+        return not any(each.state_machine.has_unarrived(name) for each in sources)
+
+    def _pull_from(
+        self,
+        source: GroupHost,
+        request: ServedRequest[ControlMessage],
+        message: Pull,
+        name: ConsumerName,
+        actor: Actor,
+        paced_max: int | None,
+    ) -> TurnResult:
+        if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
+            return TurnResult.AGAIN
+        frame_bytes_max = request.session.frame_bytes_max
+        messages_max = self._inboxes.messages_max(source, message.messages_max)
+        if paced_max is not None:
+            # where the rate allows none, the broker still repeats a response
+            messages_max = min(messages_max, max(paced_max, 1))
+        bytes_left = self._coordinator.memory.room(source, request.session)
+        asked_max, run_max = messages_max, message.run_max
+        for _ in range(_TRIES_MAX):
+            pulled = self._decide(source, message, name, messages_max, actor, run_max, bytes_left)
+            if pulled is None:
+                return TurnResult.AGAIN
+            refused = refusal(pulled)
+            if refused is not None:
+                self._coordinator.refuse(request, refused)
+                return TurnResult.DONE
+            if not pulled.lots and any(event.kind in _PASSED for event in pulled.events):
+                self._coordinator.carry_out(source, pulled)  # and look behind those that cannot go out
+                continue
+            if not pulled.lots:
+                return self._skip(source, request, pulled)
+            fitting_count = self._fitting(source, pulled, message.bytes_max, frame_bytes_max)
+            if fitting_count is not None:
+                run_max = _shorter(run_max, messages_max, asked_max)
+                messages_max = fitting_count
+                if pulled.is_again:  # the frame is smaller than the first time: release the rest for other consumers
+                    rest = response_bounds.beyond(pulled.lots, fitting_count)
+                    self._settle(source, name, Settlement.RELEASE, rest)
+                continue
+            batches = self._reader.batches(actor, source.subject_id, pulled.lots)
+            if batches is None:
+                return TurnResult.AGAIN
+            absent = response_bounds.missing(pulled.lots, batches)
+            is_roomy = frame_bytes_max >= limits.FRAME_BYTES_MAX
+            large = [] if absent or is_roomy else response_bounds.too_large(pulled.lots, batches, frame_bytes_max)
+            if (absent or large) and self._breaks_runs(source, name, pulled):
+                run_max = 1
+            elif absent:
+                self._leave_out(source, name, absent, pulled)
+            elif large:
+                messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
+            elif (raw_count := self._fitting_raw(pulled, batches, message.bytes_max)) is not None:
+                run_max = _shorter(run_max, messages_max, asked_max)
+                messages_max = raw_count
+            else:
+                self._hand_out(request, source, pulled, batches, actor)
+                self._reader.rest(actor)
+                return TurnResult.DONE
+        return TurnResult.AGAIN
+
+    def _breaks_runs(self, source: GroupHost, name: ConsumerName, pulled: PullDecision) -> bool:
+        """Whether the choice has runs: several messages of one key. Later messages of a key must not pass one that
+        cannot go out, so they stay."""
+        behind = [lot for lot in pulled.lots if lot.is_behind]
+        if pulled.is_again:
+            self._settle(source, name, Settlement.RELEASE, behind)
+        return bool(behind)
+
+    def _decide(
+        self,
+        source: GroupHost,
+        message: Pull,
+        name: ConsumerName,
+        messages_max: int,
+        actor: Actor,
+        run_max: int,
+        bytes_left: int,
+    ) -> PullDecision | None:
+        """The decision of the state machine. None: the broker is still fetching what the decision needs."""
+        state_machine = source.state_machine
+        found = self._fresh(source, message, messages_max, actor, bytes_left)
+        if found is None:
+            return None
+        fresh = found.range
+        if fresh is not None and fresh[0] > state_machine.cursor:
+            self._coordinator.count_lost(source, fresh[0])
+        if fresh is not None and not fresh[1] and fresh[0] - state_machine.cursor < SKIPPED_MESSAGES_MAX:
+            source.note_skipped(fresh[0])
+            fresh = None
+        other = source.main or source.inbox
+        return state_machine.pull(
+            name,
+            arrived=message.arrived,
+            messages_max=messages_max,
+            fresh=fresh,
+            now_ns=self._coordinator.clock.monotonic_ns(),
+            now_ms=self._coordinator.clock.wall_ms(),
+            number_after=0 if other is None else other.state_machine.last_number(name),
+            keys=found.keys,
+            beside=() if other is None else self._beside(state_machine, other.state_machine, fresh),
+            run_max=run_max,
+            bytes_left=bytes_left,
+        )
+
+    def _beside(
+        self, state_machine: GroupStateMachine, other: GroupStateMachine, fresh: Range | None
+    ) -> Collection[int]:
+        """Keys that consumers hold from the group's other source: the inbox for the subject, the subject for the
+        inbox."""
+        if not state_machine.is_ordered or (
+            fresh is None and not state_machine.has_ready(self._coordinator.clock.wall_ms())
+        ):
+            return ()
+        return other.keys_in_hand()
+
+    def _fresh(
+        self, source: GroupHost, message: Pull, messages_max: int, actor: Actor, bytes_left: int
+    ) -> Fresh | None:
+        state_machine = source.state_machine
+        bytes_max = self._reader.response_bytes(actor, message.bytes_max)
+        if state_machine.config.is_keyed:
+            look_max = max(bytes_left // state_machine.bytes_per_fresh, limits.GROUP_KEYED_MIN)
+            return self.keys.fresh(actor, source, messages_max, bytes_max, look_max)
+        return Fresh(
+            self._reader.fresh(
+                source.subject_id, source.next_fresh, state_machine.config, max(messages_max, 1), bytes_max
+            )
+        )
+
+    def _skip(self, source: GroupHost, request: ServedRequest[ControlMessage], pulled: PullDecision) -> TurnResult:
+        """Answer a pull without messages; the choice may have skipped batches, a slice's worth. The rest comes
+        later."""
+        if not pulled.events:
+            return TurnResult.WAIT
+        self._coordinator.carry_out(source, pulled)
+        if pulled.outcome is not GroupOutcome.EMPTY:
+            return TurnResult.WAIT
+        if request.wait_until_ns:
+            return TurnResult.AGAIN
+        request.respond(EMPTY)
+        return TurnResult.DONE
+
+    def _fitting(self, source: GroupHost, pulled: PullDecision, bytes_max: int, frame_bytes_max: int) -> int | None:
+        """How many messages to ask for instead, where the choice has too many bytes: retries lie far apart."""
+        is_fresh = all(lot.first >= source.state_machine.cursor for lot in pulled.lots)  # and so chosen by its size
+        if is_fresh and frame_bytes_max >= _ROOMY_FRAME_BYTES and not source.state_machine.config.is_keyed:
+            return None
+        # a repeated response was within `bytes_max` the first time
+        wanted = frame_bytes_max if pulled.is_again else bytes_max
+        entries = self._reader.entries(source.subject_id, pulled.lots)
+        return response_bounds.fitting(pulled.lots, entries, wanted, frame_bytes_max)
+
+    def _fitting_raw(self, pulled: PullDecision, batches: list[StoredBatch], bytes_max: int) -> int | None:
+        """How many messages to ask for instead, where the choice has too many bytes before compression. A repeated
+        response comes as it was: the first time bounded it."""
+        return None if pulled.is_again else response_bounds.fitting_raw(pulled.lots, batches, bytes_max)
+
+    def _leave_out(self, source: GroupHost, name: ConsumerName, absent: list[Handout], pulled: PullDecision) -> None:
+        """Drop the messages that cannot be read: the broker can never hand them out. The next try steps over the fresh
+        ones, because their damage is known by then."""
+        self.keys.forget(source.id)
+        if pulled.is_again:  # readable the first time, but that response has not arrived
+            for lot in absent:
+                self._coordinator.lose(
+                    source, source.state_machine.lose(name, lot, now_ms=self._coordinator.clock.wall_ms())
+                )
+            return
+        for lot in absent:
+            hole = self._reader.hole(source.subject_id, *lot.ranges[0])
+            whole = lot._replace(ranges=(hole, *lot.ranges[1:]))  # a hole may reach beyond the choice
+            lost = [
+                part for at, count in whole.ranges for part in self._coordinator.lost_ranges(source, at, at + count)
+            ]
+            if lost:  # the next try drops the rest of the hole: dropping a part may rename the lot
+                whole = whole._replace(ranges=tuple(lost))
+            dropped = source.state_machine.drop(whole, is_lost=bool(lost), now_ms=self._coordinator.clock.wall_ms())
+            self._coordinator.lose(source, dropped)
+
+    def _keep_back(
+        self, source: GroupHost, name: ConsumerName, large: list[Handout], pulled: PullDecision, frame_bytes_max: int
+    ) -> int | None:
+        """Fail the attempt of messages too large for this consumer's frames: others may try, and dead letter comes
+        last. The rest of the choice goes out as a response that has not arrived yet."""
+        reason = f"too large for a frame of {frame_bytes_max} bytes"
+        if source.state_machine.config.mode is Mode.AT_MOST_ONCE and not pulled.is_again:
+            return self._lose(source, large[0], pulled, reason)
+        if not pulled.is_again:
+            self._coordinator.carry_out(source, pulled)
+        self._settle(source, name, Settlement.RETRY, large, reason)
+        return None
+
+    def _lose(self, source: GroupHost, large: Handout, pulled: PullDecision, reason: str) -> int | None:
+        """Count as lost a message that is too large, in at-most-once mode: a handout settles it, so no attempt could
+        fail. Returns how many messages to ask for instead, where others come before it."""
+        state_machine, now_ms = source.state_machine, self._coordinator.clock.wall_ms()
+        first, count = large.ranges[0]
+        before = sum(max(min(first - at, messages), 0) for lot in pulled.lots for at, messages in lot.ranges)
+        if first < state_machine.cursor:  # handed out before, under another mode
+            self._coordinator.carry_out(source, state_machine.reject(large, reason, now_ms=now_ms))
+        elif before:
+            return before
+        else:
+            self._coordinator.carry_out(source, state_machine.skip(first, first + count, is_lost=True, now_ms=now_ms))
+        return None
+
+    def _settle(
+        self, source: GroupHost, name: ConsumerName, verdict: Settlement, lots: list[Handout], reason: str = ""
+    ) -> None:
+        """Settle lots in the consumer's name; `Refused` where a bound is reached."""
+        for lot in lots:
+            now_ms = self._coordinator.clock.wall_ms()
+            decision = source.state_machine.settle(
+                name, verdict, lot.first, lot.attempt, lot.ranges, now_ms=now_ms, reason=reason
+            )
+            refused = refusal(decision)
+            if refused is not None:
+                raise refused
+            self._coordinator.carry_out(source, decision)
+
+    def _hand_out(
+        self,
+        request: ServedRequest[ControlMessage],
+        source: GroupHost,
+        pulled: PullDecision,
+        batches: list[StoredBatch],
+        actor: Actor,
+    ) -> None:
+        self._coordinator.memory.charge(source, request.session)
+        written = self._coordinator.carry_out(source, pulled)
+        fence = pulled.number if source.state_machine.is_ordered else 0
+        lots = [
+            messages.WireLot(
+                lot.first, lot.attempt, [messages.SequenceRange(*each) for each in lot.ranges], fence, lot.is_behind
+            )
+            for lot in pulled.lots
+        ]
+        attached = [messages.AttachedBatch(each.entry.first_sequence, each.entry.appended_ms) for each in batches]
+        leads_ms = None if self._copy_status is None else self._copy_status.leads_ms(request.received_ns)
+        answer = messages.Pulled(pulled.number, lots, attached, source.main is not None, leads_ms)
+        attachments = [each.data for each in batches]
+        count = sum(count for lot in pulled.lots for _, count in lot.ranges)
+        actor.charge(size_bytes=sum(map(len, attachments)))
+        self.pulled_messages += count
+        self._inboxes.note_handed_out(source, count)
+        if not pulled.is_again and source.state_machine.config.rate_per_s:
+            self._pace.note_handed_out(source.main or source, count)
+        if not pulled.is_durable_first:
+            request.respond(answer, attachments)
+            return
+
+        def durable(outcome: FairwayError | None) -> None:
+            if outcome is None:
+                request.respond(answer, attachments)
+            elif isinstance(outcome, Refused):
+                request.refuse(outcome)
+            else:
+                request.end()
+
+        self._coordinator.when_durable(written, durable)
+
+
+def _shorter(run_max: int, messages_max: int, asked_max: int) -> int:
+    """The next bound on runs after a choice was too large. Shorter runs make room for other messages, which may be too
+    large again, so runs are cut from the second time on."""
+    return run_max // _RUN_CUT if messages_max < asked_max else run_max

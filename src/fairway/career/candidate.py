@@ -1,0 +1,310 @@
+"""Candidates for a career: `Candidacy` in the thread that calls `run`, `AioCandidacy` on the loop that calls `run`.
+
+Both ask `CandidateCore` for the next duty and carry it out. Only a coroutine can be interrupted: if a career says
+`in_hand = "abort"`, `AioCandidacy` cancels its `execute` as soon as the leadership is in doubt or ends. If the
+leadership is lost, `AioCandidacy` cancels the `execute` of any career.
+
+`elect` and `elect_async` (`fairway.elect`, `fairway.aio.elect`) take a career and an election, and run the candidate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any
+
+from fairway.career.candidate_core import CandidateCore
+from fairway.career.career import AioCareer, Career, checked, name_of
+from fairway.career.election import Election
+from fairway.career.state_machine import Duty
+from fairway.career.zookeeper_election import SESSION_MS, ZooKeeperElection
+from fairway.errors import Deposed, Misuse
+from fairway.runtime import signals
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.signals import Ending
+from fairway.runtime.threads import Bell
+
+_TICK_S = 0.25  # how soon a signal is noticed while nothing else happens
+_CLOSE_S = 30.0  # to leave an election; a session that has not ended by then expires by itself
+
+
+class Candidacy:
+    """One candidate for one career. Most programs call `elect`; this class is for programs that stop the candidate
+    themselves.
+
+    `run` returns after `stop` or a signal, and raises what the career raised."""
+
+    def __init__(self, career: Career, election: Election, *, clock: Clock | None = None) -> None:
+        if not isinstance(career, Career):
+            raise Misuse(f"a career is a fairway.Career, not {type(career).__name__}; coroutines: fairway.aio.elect")
+        self._career = career
+        self._election = election
+        self._bell = Bell()
+        self._ending = Ending()
+        clock = clock or RealClock()
+        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._bell.ring)
+
+    def run(self) -> None:
+        """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
+        leave = signals.listen(self._ending)
+        try:
+            self._election.open(self._core)
+            try:
+                while self._step():
+                    pass
+            finally:
+                self._election.close()
+                self._await_closed()
+        finally:
+            leave()
+        if self._core.failure is not None:
+            raise self._core.failure
+
+    def stop(self) -> None:
+        """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
+        once."""
+        self._ending.ask()
+        self._bell.ring()
+
+    def _step(self) -> bool:
+        """Carry out the next duty. False: the candidacy has ended."""
+        duty, wait_s = self._core.next()
+        match duty:
+            case Duty.WAIT:
+                self._wait(wait_s)
+            case Duty.CAMPAIGN:
+                self._election.campaign()
+            case Duty.INAUGURATE:
+                self._career._leadership = self._core.leadership()
+                self._have(self._inaugurate)
+            case Duty.EXECUTE:
+                self._have(self._execute)
+            case Duty.HAND_OVER:
+                self._have(self._hand_over)
+            case Duty.RESIGN:
+                self._career._leadership = None
+                self._election.resign()
+        return duty is not Duty.END
+
+    def _wait(self, wait_s: float | None) -> None:
+        try:
+            self._bell.wait(_TICK_S if wait_s is None else min(wait_s, _TICK_S))
+        except KeyboardInterrupt as error:  # the second Ctrl-C: a leader still hands over
+            self._core.give_up(error)
+
+    def _have(self, part: Callable[[], bool]) -> None:
+        try:
+            is_more = part()
+        except BaseException as error:
+            self._core.stumbled(error)
+        else:
+            self._core.done(is_more=is_more)
+
+    def _inaugurate(self) -> bool:
+        self._career.inaugurate()
+        return True
+
+    def _execute(self) -> bool:
+        return checked(self._career, self._career.execute(self._career.leadership.token))
+
+    def _hand_over(self) -> bool:
+        self._career.hand_over()
+        return True
+
+    def _await_closed(self) -> None:
+        for _ in range(int(_CLOSE_S / _TICK_S)):
+            if self._core.is_closed:
+                return
+            self._bell.wait(_TICK_S)
+
+
+class AioCandidacy:
+    """One candidate for one career. `run` returns after `stop` or a signal, and raises what the career raised.
+
+    If its task is cancelled, the candidate hands over and resigns first. If cancelled again, it ends at once."""
+
+    def __init__(self, career: AioCareer, election: Election, *, clock: Clock | None = None) -> None:
+        if not isinstance(career, AioCareer):
+            raise Misuse(f"a career on a loop is a fairway.aio.Career, not {type(career).__name__}")
+        self._career = career
+        self._election = election
+        self._ending = Ending()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._rung = asyncio.Event()
+        clock = clock or RealClock()
+        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._ring)
+
+    async def run(self) -> None:
+        """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
+        self._loop = asyncio.get_running_loop()
+        leave = signals.listen(self._ending)
+        try:
+            self._election.open(self._core)
+            try:
+                while await self._step():
+                    pass
+            finally:
+                self._election.close()
+                await self._await_closed()
+        finally:
+            leave()
+            self._loop = None
+        if self._core.failure is not None:
+            raise self._core.failure
+
+    def stop(self) -> None:
+        """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
+        once."""
+        self._ending.ask()
+        self._ring()
+
+    def _ring(self) -> None:
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(self._rung.set)
+
+    async def _step(self) -> bool:
+        """Carry out the next duty. False: the candidacy has ended."""
+        self._rung.clear()
+        duty, wait_s = self._core.next()
+        match duty:
+            case Duty.WAIT:
+                await self._wait(wait_s)
+            case Duty.CAMPAIGN:
+                self._election.campaign()
+            case Duty.INAUGURATE:
+                self._career._leadership = self._core.leadership()
+                await self._have(self._inaugurate())
+            case Duty.EXECUTE:
+                await self._have(self._execute())
+            case Duty.HAND_OVER:
+                await self._have(self._hand_over(), is_breakable=False)
+            case Duty.RESIGN:
+                self._career._leadership = None
+                self._election.resign()
+        return duty is not Duty.END
+
+    async def _wait(self, wait_s: float | None) -> None:
+        try:
+            await self._listen(wait_s)
+        except asyncio.CancelledError as error:
+            self._give_up(error)
+
+    async def _listen(self, wait_s: float | None) -> None:
+        """Wait for the event, at most so long."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._rung.wait(), _TICK_S if wait_s is None else min(wait_s, _TICK_S))
+        self._rung.clear()
+
+    async def _have(self, part: Coroutine[Any, Any, bool], *, is_breakable: bool = True) -> None:
+        """Run a part of the career in a task of its own, so that the part can be cancelled without this task."""
+        task = asyncio.get_running_loop().create_task(part)
+        while not task.done():
+            try:
+                await self._attend(task, is_breakable=is_breakable)
+            except asyncio.CancelledError as error:  # of this task, not of the part's
+                if is_breakable or self._is_cancelled:
+                    task.cancel()
+                self._give_up(error)
+        self._note(task)
+
+    async def _attend(self, task: asyncio.Task[bool], *, is_breakable: bool) -> None:
+        """Wait until the task is done, or something may have changed. Cancel the task if it must not go on."""
+        left_s = self._core.abort_due_s() if is_breakable else None
+        if left_s == 0.0:
+            task.cancel()
+            await asyncio.wait([task])
+            return
+        self._rung.clear()
+        listening = asyncio.get_running_loop().create_task(self._listen(left_s))
+        try:
+            await asyncio.wait([task, listening], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+
+    def _note(self, task: asyncio.Task[bool]) -> None:
+        if task.cancelled():
+            token = self._career.leadership.token
+            self._core.stumbled(Deposed(self._core.name, token, "it was broken off"))
+        elif (error := task.exception()) is not None:
+            self._core.stumbled(error)
+        else:
+            self._core.done(is_more=task.result())
+
+    def _give_up(self, error: asyncio.CancelledError) -> None:
+        """This task was cancelled: go on until the hand-over. The second time, raise."""
+        if self._is_cancelled:
+            raise error
+        self._core.give_up(error)
+
+    @property
+    def _is_cancelled(self) -> bool:
+        return isinstance(self._core.failure, asyncio.CancelledError)
+
+    async def _inaugurate(self) -> bool:
+        await self._career.inaugurate()
+        return True
+
+    async def _execute(self) -> bool:
+        return checked(self._career, await self._career.execute(self._career.leadership.token))
+
+    async def _hand_over(self) -> bool:
+        await self._career.hand_over()
+        return True
+
+    async def _await_closed(self) -> None:
+        for _ in range(int(_CLOSE_S / _TICK_S)):
+            if self._core.is_closed:
+                return
+            await self._listen(None)
+
+
+FOLDER = "/fairway/careers"
+
+
+def elect(
+    career: Career,
+    *,
+    zookeeper: str = "",
+    path: str = "",
+    session_ms: int = SESSION_MS,
+    client_options: Mapping[str, Any] | None = None,
+    election: Election | None = None,
+) -> None:
+    """Be a candidate for a career, and lead when elected, until SIGTERM or SIGINT; then hand over, and return.
+
+    `zookeeper` as "one:2181,two:2181"; `path` is the folder of the candidates' queue, by default
+    `/fairway/careers/<name>`. A leader that vanishes is replaced after `session_ms`. `client_options` go to kazoo's
+    client. Any other `election` may be given instead."""
+    Candidacy(career, _election(career, zookeeper, path, session_ms, client_options, election)).run()
+
+
+async def elect_async(
+    career: AioCareer,
+    *,
+    zookeeper: str = "",
+    path: str = "",
+    session_ms: int = SESSION_MS,
+    client_options: Mapping[str, Any] | None = None,
+    election: Election | None = None,
+) -> None:
+    """Do as `fairway.elect` does, for a career of coroutines. A cancellation hands over, too."""
+    await AioCandidacy(career, _election(career, zookeeper, path, session_ms, client_options, election)).run()
+
+
+def _election(
+    career: Career | AioCareer,
+    zookeeper: str,
+    path: str,
+    session_ms: int,
+    client_options: Mapping[str, Any] | None,
+    election: Election | None,
+) -> Election:
+    if bool(zookeeper) == (election is not None):
+        raise Misuse("say where the election is held: zookeeper='host:2181', or election=..., and not both")
+    if election is not None:
+        return election
+    place = path or f"{FOLDER}/{name_of(career)}"
+    return ZooKeeperElection(zookeeper, place, session_ms=session_ms, client_options=client_options)

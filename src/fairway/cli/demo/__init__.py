@@ -1,0 +1,1 @@
+"""The demonstrations: `fairway demo`, `fairway demo cluster`, `fairway demo log`."""

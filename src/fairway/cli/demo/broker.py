@@ -1,0 +1,318 @@
+"""`make run`, `fairway demo`: a broker, a shop and a stream of orders, with a live table and things to try.
+
+The broker (`fairway up`) and the shop (`fairway demo shop`) are separate processes. The demo restarts a killed broker
+on the same port and directory and tells nobody: the clients wait and go on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from fairway.cli import output, top
+from fairway.cli.connections import describe
+from fairway.cli.demo import cluster, log
+from fairway.cli.top import GroupRow, RateMeter
+from fairway.errors import FairwayError, StorageFault
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fairway import Client
+    from fairway.cli.demo.shop import ShopGroupReport
+    from fairway.client.bulk_send import PendingMany
+    from fairway.runtime.process import Child
+    from fairway.runtime.signals import Ending
+
+    _Update: TypeAlias = Callable[[RenderableType, bool], None]
+
+app = typer.Typer(invoke_without_command=True)
+app.command("log")(log.log)
+app.command("cluster")(cluster.cluster)
+
+_ORDERS_PER_S = 300
+_TICK_S = 0.05
+_LOOK_S = 1.0
+_SAY_S = 5.0  # between two tables, without a terminal
+_START_S = 60.0  # a machine that swaps is slow, not broken
+_ANSWER_S = 2.0  # before the screen shows the broker as down
+_DRAIN_S = 10.0  # for the quick groups to finish what was sent
+_END_S = 30.0
+
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1, metavar="N", help="Stop after N seconds; unset: at Ctrl-C.")
+]
+DataDirectory = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; unset: a temporary one.")
+]
+
+
+@app.callback()
+def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = None) -> None:
+    """Run a demo: a broker, a stream of orders, three consumer groups and a live table.
+
+    One group is slow, and one fails now and then. Exit status 0: every order
+    that was stored reached the group `billing`.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with output.failures("demo"), _directory(data) as root, host.asked_to_end() as ending:
+        is_whole = _Demo(terminal.console(), root, ending).run(seconds)
+    if not is_whole:
+        raise typer.Exit(output.Exit.DAMAGE)
+
+
+@app.command("shop", hidden=True)
+def shop(url: str) -> None:
+    """Run the three consumer groups of the demo."""
+    from fairway.cli.demo import shop
+
+    with output.failures("demo shop"):
+        output.write_json_line(shop.run(url))
+
+
+@contextmanager
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        yield data
+        return
+    made = tempfile.mkdtemp(prefix="fairway-")
+    try:
+        yield Path(made) / "data"
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class _DemoBroker:
+    """`fairway up` in a process of its own; restarted after a kill."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.lives = 0
+        self.url = ""
+        self._start("0")
+
+    def _start(self, port: str) -> None:
+        from fairway.runtime.process import Child
+
+        self.child = Child("fairway.cli.main", "up", "--data", str(self._root), "--port", port)
+        ready = self.child.line(timeout_s=_START_S)
+        if ready is None:
+            raise StorageFault("the broker did not start: see its message above")
+        self.url = next(word for word in ready.split() if word.startswith("fairway://")).rstrip(",")
+        self.lives += 1
+
+    def revive(self) -> bool:
+        """Restart the broker if it is dead; returns whether it was."""
+        if self.child.is_alive:
+            return False
+        self._close()
+        self._start(self.url.rpartition(":")[2])
+        return True
+
+    def stop(self) -> None:
+        _end(self.child)
+        self._close()
+
+    def _close(self) -> None:
+        self.child.__exit__(None, None, None)
+
+
+def _end(child: Child) -> list[str]:
+    """Ask the process to end; returns its last output."""
+    child.terminate()
+    words = []
+    while (line := child.line(timeout_s=_END_S)) is not None:
+        words.append(line)
+    child.wait(timeout_s=_END_S)
+    return words
+
+
+class _Demo:
+    """Starts the processes, sends orders, shows the groups, stops all and sums up."""
+
+    def __init__(self, out: Console, root: Path, ending: Ending) -> None:
+        self._out = out
+        self._ending = ending
+        self._root = root
+        self._clock = RealClock()
+        self._watch = RateMeter()
+        self._pending: list[PendingMany] = []
+        self._sent = 0
+        self._stored = 0
+        self._failed = 0
+
+    def run(self, seconds: float | None) -> bool:
+        """Run the demo; returns whether every stored order reached `billing`."""
+        import fairway
+        from fairway.runtime.process import Child
+
+        self._server = _DemoBroker(self._root)
+        try:
+            with (
+                Child("fairway.cli.main", "demo", "shop", self._server.url) as shop,
+                fairway.Client(self._server.url) as client,  # connects in the background: the broker may be dead by now
+            ):
+                self._say_what_to_try()
+                self._show(client, seconds)
+                self._drain(client)
+                told = self._last_words(_end(shop))
+                rows = self._look(client)
+                self._collect(is_final=True)
+            return self._sum_up(told, rows)
+        finally:
+            self._server.stop()
+
+    # --- live --------------------------------------------------------------------------------------------------------
+
+    def _show(self, client: Client, seconds: float | None) -> None:
+        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
+        with self._screen() as update:
+            while not self._ending.wait(_TICK_S):
+                now_ns = self._clock.monotonic_ns()
+                if seconds is not None and now_ns - start_ns >= seconds * 1e9:
+                    return
+                self._send(client, (now_ns - start_ns) / 1e9)
+                if self._server.revive():
+                    self._out.print(f"the broker was gone; it is process {self._server.child.pid} now")
+                if now_ns - looked_ns >= _LOOK_S * 1e9:
+                    looked_ns = now_ns
+                    is_due = now_ns - said_ns >= _SAY_S * 1e9
+                    said_ns = now_ns if is_due else said_ns
+                    update(self._view(client), is_due)
+
+    @contextmanager
+    def _screen(self) -> Iterator[_Update]:
+        """Yields a function that shows a table; a terminal draws each table over the last one."""
+        from rich.live import Live
+
+        if not self._out.is_terminal:
+            yield lambda view, is_due: self._out.print(view) if is_due else None
+            return
+        with Live(console=self._out, auto_refresh=False) as live:
+            yield lambda view, _is_due: live.update(view, refresh=True)
+
+    def _send(self, client: Client, elapsed_s: float) -> None:
+        """Send the orders that are due by now; those of a time without a broker follow when it is back."""
+        from fairway.cli.demo.shop import SUBJECT, order
+
+        due = min(round(elapsed_s * _ORDERS_PER_S) - self._sent, _ORDERS_PER_S)
+        if due > 0:
+            numbers = range(self._sent + 1, self._sent + 1 + due)
+            keys = [f"o-{number}" for number in numbers]
+            self._pending.append(client.send_many(SUBJECT, [order(number) for number in numbers], keys=keys))
+            self._sent += due
+        self._collect(is_final=False)
+
+    def _collect(self, *, is_final: bool) -> None:
+        """Count the stored orders; at the end, an order without a receipt is not expected to arrive."""
+        waiting = []
+        for many in self._pending:
+            if not many.done():
+                waiting.append(many)
+                continue
+            for batch in many.batches:
+                if batch.exception() is None:
+                    self._stored += batch.receipt().count
+                else:
+                    self._failed += batch.count
+        self._pending = [] if is_final else waiting
+
+    def _look(self, client: Client) -> list[GroupRow]:
+        from fairway.protocol.admin_messages import Depth
+
+        self._broker, subjects = describe(client, Depth.CONSUMERS, timeout_s=_ANSWER_S)
+        rows = self._watch.look(subjects, now_ns=self._clock.monotonic_ns(), now_ms=self._clock.wall_ms())
+        return sorted((row for row in rows if ":" not in row.subject), key=lambda row: row.group)
+
+    def _view(self, client: Client) -> RenderableType:
+        try:
+            rows = self._look(client)
+        except (TimeoutError, FairwayError) as error:
+            return f"the broker is away, everybody waits: {error}"
+        return top.table(top.title(self._broker, self._clock.wall_ms()), rows, self._out.width)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, client: Client) -> None:
+        """Wait until all orders are stored and the quick groups have them, or until a timeout."""
+        from fairway.cli.demo.shop import GROUPS, MAILER
+
+        end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
+        while self._clock.monotonic_ns() < end_ns:
+            self._server.revive()
+            self._collect(is_final=False)
+            try:
+                rows = [row for row in self._look(client) if row.group != MAILER]
+            except TimeoutError:
+                continue
+            has_begun = len(rows) == len(GROUPS) - 1
+            if has_begun and not self._pending and not any(row.lag + row.in_flight + row.waiting for row in rows):
+                return
+            host.sleep(_TICK_S)
+
+    def _last_words(self, words: list[str]) -> dict[str, ShopGroupReport]:
+        import msgspec
+
+        from fairway.cli.demo.shop import ShopGroupReport
+
+        if not words:
+            raise StorageFault("the shop has said nothing: see its message above")
+        return msgspec.json.decode(words[-1], type=dict[str, ShopGroupReport])
+
+    def _sum_up(self, told: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
+        from rich.text import Text
+
+        from fairway.cli.demo.shop import BILLING
+
+        left = {row.group: row for row in rows}
+        columns = ("orders>", "handled>", "retried>", "dead>", "still waiting>", "send to handler, median>", "99 %>")
+        table = output.table("what the groups did", "group", *columns)
+        for group, each in told.items():
+            row = left.get(group)
+            table.add_row(
+                group,
+                f"{each.seen:,}",
+                f"{each.handled:,}",
+                f"{each.retried:,}",
+                f"{row.dead if row else 0:,}",
+                f"{row.lag + row.in_flight + row.waiting if row else 0:,}",
+                output.age(each.p50_ms / 1_000) if each.p50_ms >= 1_000 else f"{each.p50_ms:.0f} ms",
+                output.age(each.p99_ms / 1_000) if each.p99_ms >= 1_000 else f"{each.p99_ms:.0f} ms",
+            )
+        self._out.print(table)
+        missing = max(self._stored - told[BILLING].seen, 0)
+        deaths = self._server.lives - 1
+        killed = f", and the broker died {'once' if deaths == 1 else f'{deaths} times'} meanwhile" if deaths else ""
+        failed = f", {self._failed:,} were refused" if self._failed else ""
+        self._out.print(
+            f"{self._stored:,} orders stored{failed}{killed};",
+            Text(f"{missing:,} lost on the way to billing", "bold"),
+            soft_wrap=True,
+        )
+        return not missing
+
+    def _say_what_to_try(self) -> None:
+        tries = {
+            f"export FAIRWAY_URL={self._server.url} PATH=.venv/bin:$PATH": "",
+            "fairway top": "who gets what",
+            "fairway tail order.changed --json": "what is sent",
+            "fairway dead list order.changed fraud": "what fraud has given up",
+            "fairway dead redrive order.changed fraud --all": "and to it again",
+            "fairway pause order.changed billing": "and resume: it catches up",
+            "fairway doctor": "",
+            f"kill -9 {self._server.child.pid}": "the broker: it comes back, nothing is lost",
+        }
+        who = "billing is quick, mailer is slow, fraud fails now and then"
+        self._out.print(f"{_ORDERS_PER_S} orders a second; {who}. In another shell:")
+        for command, what in tries.items():
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
+        self._out.print()

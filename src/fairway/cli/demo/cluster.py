@@ -1,0 +1,388 @@
+"""`make cluster`, `fairway demo cluster`: a cluster on this machine, with numbered orders and a live table.
+
+`Traffic` sends orders to a subject that both broker groups carry, some of them through the delay servers. A consumer in
+this process receives all. Each order has a number, so the demo knows at the end whether each stored order arrived.
+
+Without `--seconds` the demo runs until Ctrl-C, and restarts servers that somebody kills. With `--seconds` it kills two
+masters at half time: of a broker group and of the delay servers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self, TypeAlias
+
+import typer
+
+from fairway.cli import cluster as cluster_verb
+from fairway.cli import connections, output
+from fairway.cli.demo import servers as servers_module
+from fairway.cli.demo.servers import AWAY_S, SESSION_MS, Cluster
+from fairway.cli.settings import CliOptions
+from fairway.errors import FairwayError
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fairway import Client, Consumer
+    from fairway.protocol.receipts import Pending
+    from fairway.protocol.route_messages import GroupRoute, Routed
+    from fairway.runtime.signals import Ending
+
+    _Update: TypeAlias = Callable[[RenderableType, bool], None]
+
+
+GROUP = "billing"
+_ORDERS_PER_S = 200
+_LATER_ONE_IN = 10  # one order in ten is delayed
+_LATER_S = 2.0
+_TAKE_S = 0.2
+_JOIN_S = 30.0
+
+
+class Traffic:
+    """Sends orders when its owner calls; receives them on a thread of its own."""
+
+    def __init__(self, client: Client, subject: str) -> None:
+        from fairway.runtime.signals import Workers
+
+        self._clock = RealClock()
+        self._subject = subject
+        self._client = client
+        self._pending: dict[int, Pending] = {}
+        self._workers = Workers()
+        self._is_ending = False
+        self.sent = 0
+        self.failed = 0
+        self.stored: set[int] = set()
+        self.received: set[int] = set()
+        self.repeated = 0
+        self._worst_s = 0.0  # the longest time without an order, and when the last one came
+        self._last_ns: int | None = None
+
+    def __enter__(self) -> Self:
+        consumer = self._client.consumer(self._subject, group=GROUP)
+        self._workers.start("fairway-demo-consumer", lambda: self._consume(consumer))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_ending = True
+        self._workers.join(_JOIN_S)
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, client: Client, elapsed_s: float) -> None:
+        """Send the orders that are due by now; those that no broker takes now are sent later."""
+        due = min(round(elapsed_s * _ORDERS_PER_S) - self.sent, _ORDERS_PER_S)
+        for number in range(self.sent + 1, self.sent + 1 + max(due, 0)):
+            after = _LATER_S if number % _LATER_ONE_IN == 0 else None
+            self._pending[number] = client.send(self._subject, str(number).encode(), key=f"o-{number}", after=after)
+            self.sent = number
+        self._collect()
+
+    def _collect(self) -> None:
+        for number in [number for number, each in self._pending.items() if each.done()]:
+            if self._pending.pop(number).exception() is None:
+                self.stored.add(number)
+            else:
+                self.failed += 1
+
+    # --- receiving ---------------------------------------------------------------------------------------------------
+
+    def _consume(self, consumer: Consumer) -> None:
+        with consumer:
+            while not self._is_ending:
+                for message in consumer.take(timeout=_TAKE_S):
+                    self._note(int(message.payload))
+                    message.ack()
+
+    def _note(self, number: int) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._last_ns is not None:
+            self._worst_s = max(self._worst_s, (now_ns - self._last_ns) / 1e9)
+        self._last_ns = now_ns
+        self.repeated += number in self.received
+        self.received.add(number)
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> set[int]:
+        """Orders that were stored and never received."""
+        return self.stored - self.received
+
+    def is_complete(self) -> bool:
+        """Whether every order sent has its receipt, and every order stored was received."""
+        self._collect()
+        return not self._pending and not self.lost
+
+    def sentence(self) -> str:
+        waiting = len(self._pending)
+        return (
+            f"orders: {self.sent:,} sent, {len(self.stored):,} stored, {len(self.received):,} received; "
+            f"{waiting:,} wait for an answer, {len(self.lost):,} are on their way or due later"
+        )
+
+    def sum_up(self) -> list[str]:
+        later = sum(number % _LATER_ONE_IN == 0 for number in self.stored)
+        refused = f", {self.failed:,} refused" if self.failed else ""
+        unknown = f", {len(self._pending):,} without an answer" if self._pending else ""
+        twice = f", {self.repeated:,} of them more than once" if self.repeated else ""
+        return [
+            f"{self.sent:,} orders sent, {len(self.stored):,} stored{refused}{unknown}; {later:,} were for later",
+            f"{len(self.received):,} received{twice}; the longest pause was {output.age(self._worst_s)}",
+            f"{len(self.lost):,} lost",
+        ]
+
+
+SUBJECT = "order.changed"
+_TICK_S = 0.05
+_LOOK_S = 0.5
+_SAY_S = 5.0  # between two tables, without a terminal
+_SETTLE_S = 60.0  # until all groups have a master, and their copies are in sync
+_DRAIN_S = 30.0  # for what was stored to be consumed
+_KILL_FROM_S = 12.0  # a shorter demo has no time for a failover
+_COPIES = 2
+_KILLED = ("g1", "d1")  # the groups whose masters the demo kills
+
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1, metavar="N", help="Stop after N seconds; unset: at Ctrl-C.")
+]
+DataDirectory = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; unset: a temporary one.")
+]
+
+
+def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
+    """Run a demo cluster on this machine, with a stream of orders and a live table.
+
+    It has ZooKeeper, two meta servers, two broker groups of two copies and a
+    delay pair, and is gone at the end. With --seconds the demo kills two masters
+    halfway: of a broker group and of the delay pair.
+
+    Exit status 0: every order that was stored was received. Needs Java and
+    pyspark, whose jars have a ZooKeeper.
+    """
+    with output.failures("demo cluster"), _directory(data) as root, host.asked_to_end() as ending:
+        out = terminal.console()
+        out.print("starting ZooKeeper, two meta servers, four brokers and two delay servers ...")
+        with servers_module.running(root) as servers:
+            is_whole = _ClusterDemo(out, servers, ending).run(seconds)
+    if not is_whole:
+        raise typer.Exit(output.Exit.DAMAGE)
+
+
+@contextmanager
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        yield data
+        return
+    made = tempfile.mkdtemp(prefix="fairway-demo-")
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+class _ClusterDemo:
+    """Runs the orders and the live view, and sums up at the end."""
+
+    def __init__(self, out: Console, servers: Cluster, ending: Ending) -> None:
+        self._out = out
+        self._servers = servers
+        self._ending = ending
+        self._clock = RealClock()
+        self._options = CliOptions(url=servers.url)
+        self._killed: dict[str, _Killing] = {}  # masters, by group
+
+    def run(self, seconds: float | None) -> bool:
+        """Run the demo; returns whether every stored order was received."""
+        import fairway
+
+        found = self._await_settled()
+        self._create_subject()
+        with fairway.Client(self._servers.url) as client:
+            with Traffic(client, SUBJECT) as traffic:
+                self._say_what_to_try(found)
+                self._show(client, traffic, seconds)
+                self._out.print("no more orders: waiting for what is on its way ...")
+                self._drain(traffic)
+            return self._sum_up(traffic)
+
+    # --- before ------------------------------------------------------------------------------------------------------
+
+    def _await_settled(self) -> Routed:
+        """Wait until every group has a master and its copies are in sync."""
+        end_ns = self._clock.monotonic_ns() + int(_SETTLE_S * 1e9)
+        while True:
+            found = self._look()
+            if found is not None and len(found.groups) == 3 and all(map(_is_settled, found.groups)):
+                return found
+            if self._clock.monotonic_ns() > end_ns:
+                if found is not None:
+                    self._out.print(cluster_verb.shown(found))
+                words = "; ".join(f"{each.name}: {each.last_words()}" for each in self._servers.servers)
+                raise servers_module.ServerFailed(f"the cluster is not in order after {_SETTLE_S:g} s: {words}")
+            host.sleep(_LOOK_S)
+
+    def _look(self) -> Routed | None:
+        """The routes; None if no meta server answers."""
+        try:
+            return connections.everything(self._options)
+        except (FairwayError, TimeoutError):
+            return None
+
+    def _create_subject(self) -> None:
+        from fairway.protocol.route_messages import Govern, Governed, RouteChange
+
+        connections.ask(self._options, Govern(RouteChange.CREATE, SUBJECT, ["g1", "g2"]), Governed)
+
+    # --- live --------------------------------------------------------------------------------------------------------
+
+    def _show(self, client: Client, traffic: Traffic, seconds: float | None) -> None:
+        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
+        with self._screen() as update:
+            while not self._ending.wait(_TICK_S):
+                now_ns = self._clock.monotonic_ns()
+                elapsed_s = (now_ns - start_ns) / 1e9
+                if seconds is not None and elapsed_s >= seconds:
+                    return
+                traffic.send(client, elapsed_s)
+                for name in self._servers.revive():
+                    self._out.print(f"{name} was away; it is back")
+                if now_ns - looked_ns < _LOOK_S * 1e9:
+                    continue
+                looked_ns = now_ns
+                is_due = now_ns - said_ns >= _SAY_S * 1e9
+                said_ns = now_ns if is_due else said_ns
+                found = self._look()
+                update(self._view(found, traffic), is_due)
+                if seconds is not None and seconds >= _KILL_FROM_S and elapsed_s >= seconds / 2:
+                    self._follow_killings(found)
+
+    @contextmanager
+    def _screen(self) -> Iterator[_Update]:
+        """Yields a function that shows a view; a terminal draws each view over the last one."""
+        from rich.live import Live
+
+        if not self._out.is_terminal:
+            yield lambda view, is_due: self._out.print(view) if is_due else None
+            return
+        with Live(console=self._out, auto_refresh=False) as live:
+            yield lambda view, _is_due: live.update(view, refresh=True)
+
+    def _view(self, found: Routed | None, traffic: Traffic) -> RenderableType:
+        from rich.console import Group as RichGroup
+        from rich.text import Text
+
+        if found is None:
+            return RichGroup(Text("no meta server answers"), Text(traffic.sentence()), Text(self._processes()))
+        return RichGroup(cluster_verb.shown(found), Text(traffic.sentence()), Text(self._processes()))
+
+    def _processes(self) -> str:
+        """Suggest what to kill."""
+        servers = [(each.name, each.pid) for each in self._servers.servers]
+        known = [("zookeeper", self._servers.zookeeper_pid), *servers]
+        return "processes: " + ", ".join(f"{name} {pid or 'away'}" for name, pid in known)
+
+    def _follow_killings(self, found: Routed | None) -> None:
+        """Kill the masters of two groups once, and measure the time until others lead."""
+        for name in _KILLED:
+            group = _group(found, name)
+            if group is not None:
+                self._follow_killing(group)
+
+    def _follow_killing(self, group: GroupRoute) -> None:
+        killed, name = self._killed.get(group.name), group.name
+        if killed is None:
+            master = self._servers.at(group.master)
+            if master is not None:
+                self._killed[name] = _Killing(group.epoch, self._clock.monotonic_ns())
+                self._out.print(f"kill -9 {master.pid}: {master.name}, which leads {name} under epoch {group.epoch}")
+                master.kill()
+        elif killed.took_s is None and killed.is_over(group):
+            killed.took_s = (self._clock.monotonic_ns() - killed.at_ns) / 1e9
+            heir = self._servers.at(group.master)
+            self._out.print(
+                f"{heir.name if heir is not None else group.master} leads {name} under epoch {group.epoch}, "
+                f"{killed.took_s:.1f} s later, of which a session takes {SESSION_MS / 1_000:g} s to end"
+            )
+
+    def _is_awaiting(self) -> bool:
+        """Whether a killed master has no successor yet."""
+        return any(each.took_s is None for each in self._killed.values())
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, traffic: Traffic) -> None:
+        """Wait until all stored orders are received and every group has a master, or until a timeout."""
+        end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
+        while self._clock.monotonic_ns() < end_ns:
+            if self._is_awaiting():
+                self._follow_killings(self._look())
+            elif traffic.is_complete():
+                return
+            self._servers.revive()
+            host.sleep(_TICK_S)
+
+    def _sum_up(self, traffic: Traffic) -> bool:
+        *counts, verdict = traffic.sum_up()
+        for sentence in counts:
+            self._out.print(sentence, soft_wrap=True)
+        self._out.print(verdict, style="bold", soft_wrap=True)
+        if self._is_awaiting():
+            self._out.print("nobody took over from a master that was killed: see the logs with --data DIR")
+            return False
+        return not traffic.lost
+
+    def _say_what_to_try(self, found: Routed) -> None:
+        pid, delay_pid = (self._pid_of_master(_group(found, name)) for name in _KILLED)
+        tries = {
+            f"export FAIRWAY_URL={self._servers.url} PATH=.venv/bin:$PATH": "",
+            "fairway cluster --watch": "who leads, who follows, who is behind",
+            f"kill -9 {pid}": "the master of g1: the other copy takes over in seconds",
+            f"kill -STOP {pid}": "the same for one that only hangs; -CONT wakes it up",
+            f"kill -9 {delay_pid}": "the master of d1: what waits there is sent by the other copy",
+            f"fairway subject show {SUBJECT}": "which broker groups carry it",
+            "fairway cluster drain g2": "no new messages to g2; undone with --off",
+            f"fairway tail {SUBJECT} --json": "what is sent",
+            "fairway delay count": "what waits at the delay servers",
+        }
+        self._out.print(f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s. In another shell:")
+        for command, what in tries.items():
+            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
+        self._out.print()
+
+    def _pid_of_master(self, group: GroupRoute | None) -> str:
+        master = None if group is None else self._servers.at(group.master)
+        return "PID" if master is None else str(master.pid)
+
+
+class _Killing:
+    """Of a master, by the show itself."""
+
+    def __init__(self, epoch: int, at_ns: int) -> None:
+        self.at_ns = at_ns
+        self.took_s: float | None = None  # until another copy led
+        self._epoch = epoch
+
+    def is_over(self, group: GroupRoute) -> bool:
+        return group.epoch > self._epoch and bool(group.master)
+
+
+def _group(found: Routed | None, name: str) -> GroupRoute | None:
+    return None if found is None else next((each for each in found.groups if each.name == name), None)
+
+
+def _is_settled(group: GroupRoute) -> bool:
+    in_sync = sum(copy.is_in_sync for copy in group.copies)
+    return group.is_writable and in_sync == _COPIES

@@ -1,0 +1,185 @@
+"""One connection of an asyncio client: a line, its sessions, and the link that carries them.
+
+The blocking twin is `fairway.client.sync.connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from fairway.client.aio.receipts import AioBatch, AioPending
+from fairway.client.cluster.client import ClusterClient
+from fairway.client.commands import AnswerT, Command
+from fairway.client.core import (
+    ClientCore,
+    ClientOptions,
+    ConnectionWatch,
+    Duration,
+    Goal,
+    no_answer,
+    seconds_of,
+    unreachable,
+)
+from fairway.client.spool.spool import SpoolOptions
+from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
+from fairway.errors import BufferFull, Misuse
+from fairway.protocol.line import NS_PER_MS
+from fairway.protocol.receipts import Flush, Receipt
+from fairway.runtime.buffers import Bytes
+from fairway.runtime.clock import Clock
+from fairway.runtime.loop_link import LoopLink
+from fairway.runtime.net import Net
+from fairway.runtime.rng import Rng
+
+T = TypeVar("T")
+
+FIRST_S = 30.0  # wait so long for the first attempt to connect
+
+
+class AioServerConnection:
+    """A line, its sessions and its link. Make it on the loop that it lives on."""
+
+    def __init__(
+        self,
+        goal: Goal,
+        options: ClientOptions,
+        net: Net,
+        clock: Clock,
+        rng: Rng,
+        watch: ConnectionWatch | None = None,
+    ) -> None:
+        self._goal = goal
+        self._clock = clock
+        self._options = options.producer
+        self.core: ClientCore[AioPending, AioBatch] = ClientCore(
+            clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores, watch=watch
+        )
+        self.producing = self.core.producing
+        self._is_closed = False
+        self.link = LoopLink(self.core.line, goal.addresses, net, clock)
+
+    def check(self) -> None:
+        """Raise if the connection is closed or its link has failed for good."""
+        if self._is_closed:
+            raise Misuse("this client was closed: connect again")
+        self.link.check()
+
+    async def wait_connected(self, patience_s: float) -> None:
+        """Return when a connection has been made, now or before. Raises `Unreachable` if that takes too long."""
+        link, core = self.link, self.core
+        await link.wait(core.is_decided, FIRST_S)
+        if patience_s and not core.is_connected():
+            await link.wait(core.is_connected, patience_s)
+        if not core.is_connected():
+            raise unreachable(self._goal, core.line.trouble)
+
+    def spooling(
+        self, options: SpoolOptions, rng: Rng, cluster_client: ClusterClient[AioServerConnection] | None
+    ) -> AnySpoolHandle:
+        """Start a spool beside this connection; in a cluster, beside all connections."""
+        loop = asyncio.get_running_loop()
+
+        def post(callback: Callable[..., None], *args: object) -> None:
+            loop.call_soon_threadsafe(self._on_post, callback, *args)
+
+        made: AnySpoolHandle = (
+            SpoolHandle(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+            if cluster_client is None
+            else ClusterSpoolHandle(options, cluster_client, self._clock, rng, post=post)
+        )
+        made.start()
+        return made
+
+    def _on_post(self, callback: Callable[..., None], *args: object) -> None:
+        callback(*args)
+        self.link.stir()
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def put_now(self, add: Callable[[], T]) -> T:
+        """Add messages to the buffer, or raise `BufferFull`. They leave in this turn of the loop."""
+        try:
+            added = add()
+        except BufferFull:
+            if self.producing.is_crammed:  # the spool makes room for the next call
+                self.link.stir()
+            raise
+        if self.producing.is_stirred:
+            self.producing.is_stirred = False
+            self.link.stir()
+        return added
+
+    def put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Awaitable[Receipt]:
+        """Add when there is room, for a caller that awaits the result. With `when_full="raise"`, raise now."""
+        if self._options.when_full == "raise":
+            raise full
+        return self._put_later(add, full)
+
+    async def _put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
+        return await (await self.wait_and_put(add, full))
+
+    async def wait_and_put(self, add: Callable[[], T], full: BufferFull) -> T:
+        """Wait for room, in turn, and add again. With `when_full="raise"`, raise `full` at once."""
+        if self._options.when_full == "raise":
+            raise full
+        end_ns = self._clock.monotonic_ns() + self._options.block_ms * NS_PER_MS
+        while True:
+            has_room = asyncio.Event()
+            cancel = self.producing.when_room(full.messages, full.size_bytes, has_room.set)
+            self.link.stir()
+            try:
+                async with asyncio.timeout(self.left_s(end_ns)):
+                    await has_room.wait()
+            except TimeoutError:
+                raise full from None
+            finally:
+                cancel()
+            self.check()
+            try:
+                added = add()
+            except BufferFull as still:
+                full = still
+            else:
+                self.link.stir()
+                return added
+
+    def begin_flush(self) -> Flush:
+        """Send all that is buffered; `flushed` waits for the outcome."""
+        flushing = self.producing.flush()
+        self.link.pump()
+        return flushing
+
+    async def flushed(self, flushing: Flush, end_ns: int | None) -> bool:
+        """Wait until everything is settled, or until `end_ns`; False: not everything is settled."""
+        return await self.link.wait(lambda: flushing.is_done, None if end_ns is None else self.left_s(end_ns))
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        command: Command[AnswerT],
+        timeout: Duration,  # noqa: ASYNC109
+    ) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The answer to a command, and its attachments."""
+        question = self.core.questions.put(command)
+        self.link.stir()
+        try:
+            if not await self.link.wait(question.is_answered, seconds_of(timeout)):
+                raise no_answer(question, timeout, self.core.line.trouble)
+        finally:
+            question.is_abandoned = True
+        return question.answer()
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def left_s(self, end_ns: int) -> float:
+        return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    async def hang_up(self, end_ns: int) -> None:
+        """Give up all that is not stored, say goodbye, end the link."""
+        self._is_closed = True
+        self.producing.give_up("the client was closed before an answer came")
+        self.core.line.close(self._clock.monotonic_ns(), patience_ms=self._goal.patience_ms)
+        await self.link.close(min(1.0, self.left_s(end_ns)))

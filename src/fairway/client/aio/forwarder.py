@@ -1,0 +1,218 @@
+"""The process-forward producer for asyncio: tasks take the place of threads.
+
+    async with fairway.aio.Forwarder(client, price, workers=100) as forwarder:
+        await forwarder.accept(request)
+
+`process` may be a coroutine function. `fairway.client.sync.forwarder` describes the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from fairway.client.aio.client import AioClient
+from fairway.client.core import Duration, seconds_of
+from fairway.client.forwarder_buffer import (
+    FailedItem,
+    ForwarderBuffer,
+    ForwarderCounts,
+    ForwarderOptions,
+    Item,
+    ItemJournal,
+    ItemT,
+    Made,
+    lost_items,
+)
+from fairway.client.sync.forwarder import KEEP_S, STOP_S
+from fairway.errors import BufferFull, Misuse
+from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
+
+
+class AioForwarder(Generic[ItemT]):
+    """The forwarder for tasks. Enter it on the loop that it lives on."""
+
+    def __init__(self, client: AioClient, process: Callable[[ItemT], Made | Awaitable[Made]], **settings: Any) -> None:
+        """The settings are those of `fairway.ForwarderOptions`."""
+        self._client = client
+        self._process = process
+        self._options: ForwarderOptions[ItemT] = ForwarderOptions(**settings)
+        self._clock = RealClock()
+        self._is_stopping = self._is_stopped = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._journal: ItemJournal | None = None
+        self._buffer_or_none: ForwarderBuffer[ItemT] | None = None
+
+    def start(self) -> None:
+        """Start the tasks; `async with` calls this."""
+        if self._buffer_or_none is not None:
+            raise Misuse("a forwarder is started once: make another")
+        loop, rng = asyncio.get_running_loop(), RealRng()
+
+        def post(callback: Callable[..., None], *args: object) -> None:
+            loop.call_soon_threadsafe(callback, *args)
+
+        if self._options.journal is not None:
+            self._journal = ItemJournal(self._options, self._clock, post)
+        self._buffer_or_none = ForwarderBuffer(
+            self._options,
+            self._clock,
+            rng,
+            journal=None if self._journal is None else self._journal.make(rng),
+            on_change=self._ring,
+            on_finished=self._journal.finished if self._journal is not None else lambda _: None,
+        )
+        if self._journal is not None:
+            self._journal.start(self._buffer.adopt)
+        work = [self._work() for _ in range(self._options.workers)]
+        self._tasks = [loop.create_task(each, name="fairway-forwarder") for each in [*work, self._keep_time()]]
+
+    @property
+    def _buffer(self) -> ForwarderBuffer[ItemT]:
+        if self._buffer_or_none is None:
+            raise Misuse("this forwarder has not begun: `async with fairway.aio.Forwarder(...) as forwarder`")
+        return self._buffer_or_none
+
+    # --- for users ---------------------------------------------------------------------------------------------------
+
+    async def accept(self, item: ItemT, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  as in the sync face
+        """Accept an item, and return at once.
+
+        If there is no room, `when_full` decides: wait for `timeout` (or `block` of the options), raise `BufferFull`, or
+        write the item to the journal.
+        """
+        end_ns = self._clock.monotonic_ns() + int(seconds_of(self._options.block if timeout is None else timeout) * 1e9)
+        while True:
+            try:
+                self.accept_nowait(item)
+            except BufferFull:
+                left_ns = end_ns - self._clock.monotonic_ns()
+                if self._options.when_full == "raise" or left_ns <= 0:
+                    raise
+                await self._wait(left_ns / 1e9)
+            else:
+                return
+
+    def accept_nowait(self, item: ItemT) -> None:
+        """The same without a wait: raises `BufferFull` if there is no room."""
+        if self._is_stopping:
+            raise Misuse("this forwarder is stopped: make another")
+        self._buffer.accept(item)
+
+    async def persist(self, timeout: Duration = KEEP_S) -> None:  # noqa: ASYNC109
+        """Return when every item accepted so far is sent on or on disk. Raises TimeoutError after `timeout`."""
+        if not self._buffer.is_durable:
+            raise Misuse("this forwarder has no journal: give it one, journal='/var/lib/app/spool'")
+        self._buffer.persist()
+        if not await self._until(lambda: self._buffer.is_kept, seconds_of(timeout)):
+            raise TimeoutError(f"not all items are on disk after {timeout} s: {self._buffer.counts()}")
+
+    async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
+        """Wait until every accepted item is sent on or set aside; False: the timeout has passed."""
+        return await self._until(lambda: self._buffer.is_drained, None if timeout is None else seconds_of(timeout))
+
+    @property
+    def counts(self) -> ForwarderCounts:
+        return self._buffer.counts()
+
+    @property
+    def set_aside(self) -> list[FailedItem[ItemT]]:
+        """The latest items that failed every attempt, with their last error."""
+        return list(self._buffer.failures)
+
+    async def stop(self, timeout: Duration = STOP_S) -> None:  # noqa: ASYNC109
+        """Accept no more items, send on those that wait, end the tasks.
+
+        Items that are not sent on within `timeout` go to the journal, and the next forwarder with this journal sends
+        them on. Without a journal they are lost: TimeoutError says how many.
+        """
+        if self._is_stopped or self._buffer_or_none is None:
+            return
+        buffer = self._buffer
+        self._is_stopping = True
+        await self._until(lambda: buffer.is_drained, seconds_of(timeout))
+        self._is_stopped = buffer.is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        buffer.persist()
+        is_kept = buffer.is_durable and await self._until(lambda: buffer.is_kept, KEEP_S)
+        left = 0 if is_kept else len(list(buffer.left()))
+        if self._journal is not None:
+            self._journal.close(lambda: buffer.journals)
+        if left:
+            raise lost_items(left, timeout)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # --- in the tasks ------------------------------------------------------------------------------------------------
+
+    def _ring(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Wait until something changes, or until the timeout has passed."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await asyncio.wait([waiter], timeout=timeout_s)
+
+    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
+        end_ns = None if timeout_s is None else self._clock.monotonic_ns() + int(timeout_s * 1e9)
+        while not is_so():
+            left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
+            if left_s is not None and left_s <= 0:
+                return False
+            await self._wait(left_s)
+        return True
+
+    async def _keep_time(self) -> None:
+        """Do what is due by time alone: wake workers for retries, write items that have waited too long."""
+        while not self._is_stopped:
+            now_ns = self._clock.monotonic_ns()
+            self._buffer.look(now_ns)
+            due_ns = self._buffer.next_ns()
+            if due_ns is not None and due_ns <= now_ns:
+                self._ring()  # a retry is due: wake a worker
+                due_ns = now_ns + 10_000_000
+            await self._wait(None if due_ns is None else (due_ns - now_ns) / 1e9)
+
+    async def _work(self) -> None:
+        while not self._is_stopped:
+            item = self._buffer.take(self._clock.monotonic_ns())
+            if item is None:
+                await self._wait(None)
+                continue
+            try:
+                sent = await self._forward(item)
+            except Exception as error:
+                self._buffer.fail(item, error, self._clock.monotonic_ns())
+            else:
+                self._buffer.finish(item, sent)
+
+    async def _forward(self, item: Item[ItemT]) -> int:
+        """Process an item, send the messages that it made, wait for the receipts."""
+        made = self._process(item.value)
+        if inspect.isawaitable(made):
+            made = await made
+        sends = [
+            self._client.send(each.subject, each.payload, each.key, each.tags, each.headers, name, each.after, each.at)
+            for each, name in item.messages(made)
+        ]
+        for each in sends:
+            await each
+        return len(sends)

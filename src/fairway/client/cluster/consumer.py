@@ -1,0 +1,287 @@
+"""A consumer in a cluster: one consumer session on each broker group of its subject, used as one session.
+
+Each broker group numbers its messages by itself and knows nothing of the others. So a slow or absent group holds up
+nobody: the consumer takes messages from every group that has some, by turns and in equal shares.
+
+When the subject gains a broker group, the consumer joins there from the first message on: none of these messages is
+older than the consumer. When the subject loses a group, the consumer leaves that group as soon as the messages taken
+from there are settled.
+
+The caller holds the consumer's lock; this module takes the lock of each connection. Each session reports its news with
+`run_later`, without a lock, and `noticed` passes them on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from typing import Any, Generic
+
+from fairway.client.client_log import ClientLog, JoinLog
+from fairway.client.cluster.server_connection import ConnectionT
+from fairway.errors import FairwayError
+from fairway.names import GroupName
+from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.delivery import DecodedBatches, Message, ack_all
+from fairway.protocol.line import Ask, ClientSession, RequestOutcome
+from fairway.protocol.messages import Whence
+from fairway.runtime.clock import Clock
+from fairway.runtime.rng import Rng
+
+
+class Watched:
+    """Wraps a session: calls `told` after each answer, later and without a lock."""
+
+    def __init__(
+        self, inner: ClientSession, run_later: Callable[[Callable[[], None]], None], told: Callable[[], None]
+    ) -> None:
+        self._inner = inner
+        self._run_later = run_later
+        self._told = told
+        self._is_told = False
+
+    def opened(self, now_ns: int) -> None:
+        self._inner.opened(now_ns)
+
+    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
+        return self._inner.asks(room, now_ns)
+
+    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
+        self._inner.answered(token, outcome, now_ns)
+        if not self._is_told:
+            self._is_told = True
+            self._run_later(self._tell)
+
+    def next_deadline(self) -> int | None:
+        return self._inner.next_deadline()
+
+    def _tell(self) -> None:
+        self._is_told = False
+        self._told()
+
+
+class BrokerGroupSession(Generic[ConnectionT]):
+    """The consumer's session on the connection to one broker group."""
+
+    __slots__ = ("connection", "name", "session", "watched")
+
+    def __init__(self, name: str, connection: ConnectionT, session: ConsumerSession, told: Callable[[], None]) -> None:
+        self.name = name
+        self.connection = connection
+        self.session = session
+        self.watched = Watched(session, connection.core.line.run_later, told)
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return self.connection.link.lock
+
+
+class ClusterConsumer(Generic[ConnectionT]):
+    """All sessions of one consumer, behind the interface of one (`taken_messages.Source`)."""
+
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        clock: Clock,
+        rng: Rng,
+        lock: AbstractContextManager[Any],
+        announce: Callable[[], None],
+        log: ClientLog | None = None,
+    ) -> None:
+        """`announce` is called under the lock when something has changed."""
+        self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
+        self.group = str(GroupName.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self.subject = options.subject
+        self.is_paused = False
+        self._options = replace(options, consumer=self.consumer)
+        self._clock = clock
+        self._rng = rng
+        self._lock = lock
+        self._announce = announce
+        self._log = log
+        self._decoded = DecodedBatches(options.decoded_bytes_max)  # of all sessions together
+        # Replaced, never changed: some callers read the tuple without the lock.
+        self._legs: tuple[BrokerGroupSession[ConnectionT], ...] = ()
+        self._leaving: tuple[BrokerGroupSession[ConnectionT], ...] = ()
+        self._told: tuple[dict[str, ConnectionT], Sequence[str]] = {}, ()  # the arguments of the last `follow`
+        self._is_placed = False  # the first route has arrived, even one without broker groups
+        self._is_off = False  # the consumer group is switched off in the whole cluster
+        self._is_draining = False
+        self._wish = 0
+        self._past = ConsumerCounts()  # of sessions that have ended
+
+    # --- following the subject ---------------------------------------------------------------------------------------
+
+    def follow(self, connections: dict[str, ConnectionT], paused: Sequence[str]) -> None:
+        """Join and leave broker groups, so that these are the consumer's. Called without any lock."""
+        with self._lock:
+            self._told = connections, paused
+            if self._is_draining:
+                return
+            self._switch(self.group in paused or self._options.group in paused)
+            gone = [leg for leg in self._legs if leg.name not in connections]
+            known = {leg.name for leg in (*self._legs, *self._leaving)}
+            self._legs = tuple(leg for leg in self._legs if leg.name in connections)
+            self._leaving += tuple(gone)
+            for leg in gone:
+                with leg.lock:
+                    leg.session.drain(self._clock.monotonic_ns())
+            self._legs += tuple(
+                self._new_leg(name, connection) for name, connection in connections.items() if name not in known
+            )
+            self._is_placed = True
+            self._announce()
+        for leg in (*self._legs, *gone):
+            leg.connection.link.stir()
+
+    def _new_leg(self, name: str, connection: ConnectionT) -> BrokerGroupSession[ConnectionT]:
+        start = Whence.EARLIEST if self._is_placed else self._options.start
+        options = replace(self._options, start=start)
+        on_event = None if self._log is None else self._log.listener(connection.core.line)
+        session = ConsumerSession(
+            options,
+            self._clock,
+            self._rng,
+            on_event=on_event,
+            on_change=connection.link.stir,
+            on_join_delayed=JoinLog(connection.core.line, self._log),
+            broker_group=name,
+            decoded=self._decoded,
+        )
+        leg = BrokerGroupSession(name, connection, session, self.noticed)
+        with leg.lock:
+            session.wish(self._wish)
+            if self.is_paused or self._is_off:
+                session.pause()
+            connection.core.line.add(leg.watched, self._clock.monotonic_ns(), session.detach)
+        return leg
+
+    def noticed(self) -> None:
+        """Take notice of the news of a session, and let go of sessions that have ended. Called without any lock."""
+        with self._lock:
+            ended = [leg for leg in self._leaving if leg.session.is_finished]
+            for leg in ended:
+                self._let_go(leg)
+            self._leaving = tuple(leg for leg in self._leaving if leg not in ended)
+            self._announce()
+        if any(leg.name in self._told[0] for leg in ended):
+            self.follow(*self._told)  # the route names a group again that the consumer was leaving
+
+    def _let_go(self, leg: BrokerGroupSession[ConnectionT]) -> None:
+        with leg.lock:
+            leg.connection.core.line.remove(leg.watched)
+        for each in fields(ConsumerCounts):
+            setattr(self._past, each.name, getattr(self._past, each.name) + getattr(leg.session.counts, each.name))
+
+    @property
+    def _all(self) -> tuple[BrokerGroupSession[ConnectionT], ...]:
+        return self._legs + self._leaving
+
+    @property
+    def links(self) -> list[Any]:
+        """The links of all sessions, each once."""
+        return list(dict.fromkeys(leg.connection.link for leg in self._all))
+
+    # --- Source ------------------------------------------------------------------------------------------------------
+
+    def take_messages(self, most: int | None = None) -> list[Message]:
+        """Take messages from all sessions that have some, in equal shares. The first session is the last next time."""
+        if self.is_paused or self._is_off:
+            return []
+        ready = [leg for leg in self._legs if leg.session.may_have_some]
+        if len(self._legs) > 1:
+            self._legs = (*self._legs[1:], self._legs[0])
+        taken: list[Message] = []
+        for _ in range(2):  # the second round takes from the others what some sessions did not have
+            for number, leg in enumerate(ready):
+                share = None if most is None else -(-(most - len(taken)) // (len(ready) - number))
+                if share != 0:
+                    with leg.lock:
+                        taken += leg.session.take_messages(share)
+        return taken
+
+    def wish(self, count: int) -> None:
+        self._wish = count
+        for leg in self._legs:
+            leg.session.wish(count)
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(leg.session.waiting_count for leg in self._legs)
+
+    @property
+    def has_ready(self) -> bool:
+        return not (self.is_paused or self._is_off) and any(leg.session.has_ready for leg in self._legs)
+
+    @property
+    def is_quiet(self) -> bool:
+        return all(leg.session.is_quiet or leg.session.is_finished for leg in self._all)
+
+    @property
+    def counts(self) -> ConsumerCounts:
+        every = [self._past, *(leg.session.counts for leg in self._all)]
+        return ConsumerCounts(*(sum(getattr(each, field.name) for each in every) for field in fields(ConsumerCounts)))
+
+    @property
+    def error(self) -> FairwayError | None:
+        """The error that has ended the consumer: one session that cannot go on ends them all."""
+        return next((leg.session.error for leg in self._all if leg.session.error is not None), None)
+
+    @property
+    def is_finished(self) -> bool:
+        if self._is_draining:
+            return all(leg.session.is_finished for leg in self._all)
+        return self.error is not None
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        ack_all(messages)
+
+    def pause(self) -> None:
+        self.is_paused = True
+        self._pause_legs()
+
+    def resume(self) -> None:
+        self.is_paused = False
+        self._pause_legs()
+
+    def _switch(self, is_off: bool) -> None:
+        if is_off != self._is_off:
+            self._is_off = is_off
+            self._pause_legs()
+
+    def _pause_legs(self) -> None:
+        for leg in self._legs:
+            with leg.lock:
+                if self.is_paused or self._is_off:
+                    leg.session.pause()
+                else:
+                    leg.session.resume()
+
+    def hand_back(self) -> int:
+        count = 0
+        for leg in self._legs:
+            with leg.lock:
+                count += leg.session.hand_back()
+        return count
+
+    def drain(self, now_ns: int, until_ns: int | None = None) -> None:
+        self._is_draining = True
+        for leg in self._all:
+            with leg.lock:
+                leg.session.drain(now_ns, until_ns)
+                if not (leg.session.is_finished or leg.session.unconfirmed_count or leg.connection.core.line.is_open):
+                    leg.session.abandon()  # not connected, and the only news for the broker would be the leaving
+
+    def abandon(self) -> None:
+        for leg in self._all:
+            with leg.lock:
+                if not leg.session.is_finished:
+                    leg.session.abandon()
+
+    def forget(self) -> None:
+        """Let go of all sessions: the consumer has ended."""
+        for leg in self._all:
+            self._let_go(leg)
+        self._legs = self._leaving = ()

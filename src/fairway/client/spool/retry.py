@@ -1,0 +1,261 @@
+"""Lets an operator send stuck batches of a spool again, or discard them.
+
+    batch                                        operator's choice
+    set aside                                    put back under a new number, or removed
+    pinned to a broker group that was given up   put back under a new number, so that any group may take it
+
+A batch that is put back becomes a new entry of its journal, which replaces the old entry. One record does both, so a
+crash leaves either the old entry or the new one. Then the old entry's file is removed: by this process, or by the next
+process that opens the journal, before that process sends anything. The messages keep the ids of their receipts. So a
+reader recognises a message that is stored twice by its id.
+
+Only journals without a living owner are changed, under their lock. A batch of unknown fate that was set aside stays
+while its journal holds other batches that may be stored: the drain needs the first to judge the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from fairway import batch
+from fairway.client.spool.contents import survey
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.journal_record import SpoolEntry, SpoolRecordKind, entry_of
+from fairway.client.spool.recovery import Aside, JournalSurvey, aside_name
+from fairway.client.spool.spool import shared_directory_at
+from fairway.errors import FairwayError, Misuse
+from fairway.protocol.spool_port import Handed
+from fairway.runtime.clock import Clock
+from fairway.runtime.disk import Completion
+from fairway.runtime.rng import Rng
+from fairway.runtime.threads import Bell
+
+if TYPE_CHECKING:
+    from fairway.errors import StorageFault
+    from fairway.runtime.shared_directory import SharedDirectory
+
+# Calls its argument with a completion, and returns when the completion is called. Raises the fault, if there is one.
+WaitFor: TypeAlias = Callable[[Callable[[Completion], None]], None]
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """The result of a retry or a discard."""
+
+    ids: list[str]  # of the batches that were put back or removed
+    messages: int  # in these batches
+    may_repeat: int  # of these messages: those that may be stored already
+    unknown: list[str]  # ids that the operator named and that do not exist
+    left: list[str]  # a sentence for each batch or journal that was left as it was
+
+
+class JournalSelection(NamedTuple):
+    """The set-aside batches to change in one journal."""
+
+    name: str
+    asides: list[Aside]
+
+
+def batch_id(journal: str, number: int) -> str:
+    """The name of a batch for people, as `fairway spool status` shows it."""
+    return f"{journal}/{number}"
+
+
+# --- one journal ------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Changes one journal, which this process has locked. Its methods block."""
+
+    def __init__(self, journal: Journal, rng: Rng, wait: WaitFor) -> None:
+        self.journal = journal
+        self._rng = rng
+        self._wait = wait
+        # The new stream and its next sequence, by subject and whether due later.
+        self._streams: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    def put_back(self, aside: Aside) -> None:
+        """Send a set-aside batch again."""
+        self._check_murk(aside)
+        _, data = self.journal.read_aside(f"{aside.number:016x}")
+        self._put(aside.number, aside.subject, aside.messages, data)
+        self.journal.clear_asides()
+
+    def free(self, entry: SpoolEntry) -> None:
+        """Let any group take a batch that is pinned to one."""
+        self._put(entry.number, entry.subject, entry.messages, entry.data)
+
+    def discard(self, aside: Aside) -> None:
+        """Remove a set-aside batch for good."""
+        self._check_murk(aside)
+        self._wait(lambda done: self.journal.give_up([aside.number], done))
+        self.journal.disk.remove(aside_name(aside.number))
+
+    def pinned_to(self, group: str) -> list[SpoolEntry]:
+        """The batches pinned to a group, in order. There are few: no more than were in flight at once."""
+        waiting, walk = self.journal.doubtful(), JournalSurvey(self.journal.disk, self.journal.number).walk()
+        entries = (entry_of(record.body) for _, record in walk if record.kind == SpoolRecordKind.ENTRY)
+        return [entry for entry in entries if waiting.get(entry.number) == group]
+
+    def _put(self, number: int, subject: str, messages: int, data: bytes) -> None:
+        try:
+            batch.check(data)  # a new checksum would hide damage
+        except FairwayError as error:
+            raise FairwayError(f"it is damaged, or no batch ({error}): nobody can send it") from error
+        key = (subject, batch.is_delayed(data))
+        stream, first = self._streams.get(key) or (self._rng.bits(64) or 1, 0)
+        handed = Handed(subject, messages, False, batch.reborn(data, producer_id=stream, first_sequence=first))
+        self._wait(lambda done: self.journal.put_back(handed, number, done))
+        self._streams[key] = stream, first + messages
+
+    def _check_murk(self, aside: Aside) -> None:
+        waiting = len(self.journal.doubtful())
+        if aside.is_unknown and waiting:
+            raise FairwayError(
+                f"what waits in its journal and may be stored too ({waiting:,} more) is judged by it: "
+                "`fairway spool drain` first, or `fairway spool retry --group` if their broker group was given up"
+            )
+
+
+# --- a directory ------------------------------------------------------------------------------------------------------
+
+
+def retry(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng, *, may_repeat: bool = False) -> Changed:
+    """Put back set-aside batches: those with these ids, or all."""
+    chosen, unknown = _choose(directory, ids, clock)
+    doubtful = sum(aside.messages for each in chosen for aside in each.asides if aside.is_unknown)
+    if doubtful and not may_repeat:
+        raise Misuse(
+            f"what was set aside may be stored already, in part (messages: {doubtful:,}), and nobody can tell: sent "
+            "again, it may be stored twice. Say --may-repeat if it may, or name the ids of the other batches"
+        )
+    work = _JournalWork(directory, clock, rng)
+    for each in chosen:
+        work.change(each, Bench.put_back)
+    return work.changed(unknown)
+
+
+def discard(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng) -> Changed:
+    """Remove set-aside batches: those with these ids, or all."""
+    chosen, unknown = _choose(directory, ids, clock)
+    work = _JournalWork(directory, clock, rng)
+    for each in chosen:
+        work.change(each, Bench.discard)
+    return work.changed(unknown)
+
+
+def retry_pinned(directory: str, group: str, clock: Clock, rng: Rng) -> Changed:
+    """Put back the batches pinned to a broker group that was given up. Some may then be stored twice."""
+    work = _JournalWork(directory, clock, rng)
+    for each in survey(directory, clock).journals:
+        if group in each.pinned:
+            work.free(each.name, group)
+    return work.changed([])
+
+
+def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[list[JournalSelection], list[str]]:
+    """The chosen batches by journal, and the ids that do not exist."""
+    there = {
+        batch_id(journal.name, aside.number): (journal.name, aside)
+        for journal in survey(directory, clock).journals
+        for aside in journal.set_aside
+    }
+    wanted = list(there) if ids is None else list(dict.fromkeys(each.lower() for each in ids))
+    by_journal: dict[str, list[Aside]] = {}
+    for name, aside in (there[each] for each in wanted if each in there):
+        by_journal.setdefault(name, []).append(aside)
+    found = [
+        JournalSelection(name, sorted(asides, key=lambda aside: aside.number)) for name, asides in by_journal.items()
+    ]
+    return found, [each for each in wanted if each not in there]
+
+
+class _JournalWork:
+    """Changes the journals of a directory, one after the other, and collects the result."""
+
+    def __init__(self, directory: str, clock: Clock, rng: Rng) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._bell = Bell()
+        self._shared_directory: SharedDirectory = shared_directory_at(directory, post=self._post)
+        self._ids: list[str] = []
+        self._messages = 0
+        self._may_repeat = 0
+        self._left: list[str] = []
+
+    def change(self, chosen: JournalSelection, step: Callable[[Bench, Aside], None]) -> None:
+        def work(bench: Bench) -> None:
+            here = {each.number for each in bench.journal.asides()}
+            for aside in chosen.asides:
+                if aside.number in here:  # otherwise another process has changed it since the survey
+                    with self._told(f"batch {batch_id(chosen.name, aside.number)}"):
+                        step(bench, aside)
+                        self._note(chosen.name, aside, may_repeat=aside.is_unknown)
+
+        self._work_on(chosen.name, work)
+
+    def free(self, name: str, group: str) -> None:
+        def work(bench: Bench) -> None:
+            for entry in bench.pinned_to(group):
+                with self._told(f"batch {batch_id(name, entry.number)}"):
+                    bench.free(entry)
+                    self._note(name, entry, may_repeat=True)
+
+        self._work_on(name, work)
+
+    def changed(self, unknown: list[str]) -> Changed:
+        self._shared_directory.close()
+        return Changed(self._ids, self._messages, self._may_repeat, unknown, self._left)
+
+    def _work_on(self, name: str, work: Callable[[Bench], None]) -> None:
+        with self._told(f"journal {name}"):
+            disk = self._shared_directory.claim(name)
+            if disk is None:
+                self._check_gone(name)
+                return
+            try:
+                work(Bench(Journal.open(disk, int(name, 16), self._clock), self._rng, self._wait))
+            finally:
+                self._shared_directory.discard(name, disk)
+
+    def _check_gone(self, name: str) -> None:
+        if name in self._shared_directory.names():  # otherwise the journal was empty, and another process removed it
+            disk = self._shared_directory.disk(name)
+            owner = disk.owner()
+            disk.close()
+            raise FairwayError(f"process {owner or 'unknown'} is alive and has it: end that first, then try again")
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn an error into a sentence of the result, and let the rest go on."""
+        try:
+            yield
+        except FairwayError as error:
+            self._left.append(f"{what}: {error}")
+
+    def _note(self, name: str, what: Aside | SpoolEntry, *, may_repeat: bool) -> None:
+        self._ids.append(batch_id(name, what.number))
+        self._messages += what.messages
+        self._may_repeat += what.messages if may_repeat else 0
+
+    def _post(self, callback: Callable[..., object], *args: object) -> None:
+        """Queue a call. The disk's threads call this."""
+        self._posted.append((callback, args))
+        self._bell.ring()
+
+    def _wait(self, work: Callable[[Completion], None]) -> None:
+        """Start a journal's write and wait for it. Completions run here, because one thread alone calls a journal."""
+        outcome: list[StorageFault | None] = []
+        work(outcome.append)
+        while not outcome:
+            self._bell.wait(None)
+            while self._posted:
+                callback, args = self._posted.popleft()
+                callback(*args)
+        if outcome[0] is not None:
+            raise outcome[0]

@@ -1,0 +1,192 @@
+"""One connection of a blocking client: a line, its sessions, and the link that carries them. Callers block here.
+
+A client has one connection to its broker. If the URL names a delay server, the client has a second connection from the
+first message or request that goes there. In a cluster, a client has a connection to a meta server and one to each group
+of servers that its subjects are on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from fairway.client.cluster.client import ClusterClient
+from fairway.client.commands import AnswerT, Command
+from fairway.client.core import (
+    ClientCore,
+    ClientOptions,
+    ConnectionWatch,
+    Duration,
+    Goal,
+    no_answer,
+    seconds_of,
+    unreachable,
+)
+from fairway.client.spool.spool import SpoolOptions
+from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
+from fairway.client.sync.receipts import SyncBatch, SyncPending
+from fairway.errors import BufferFull
+from fairway.protocol.line import NS_PER_MS, Line
+from fairway.protocol.receipts import Flush
+from fairway.runtime.buffers import Bytes
+from fairway.runtime.clock import Clock
+from fairway.runtime.rng import Rng
+from fairway.runtime.threaded_link import Link
+
+T = TypeVar("T")
+
+FIRST_S = 30.0  # wait so long for the first attempt to connect; a running host answers much sooner
+
+
+class SyncServerConnection:
+    """A line, its sessions and its link. May be used from any number of threads."""
+
+    def __init__(
+        self,
+        goal: Goal,
+        options: ClientOptions,
+        clock: Clock,
+        rng: Rng,
+        new_link: Callable[[Line, Goal], Link],
+        watch: ConnectionWatch | None = None,
+    ) -> None:
+        self._goal = goal
+        self._clock = clock
+        self._options = options.producer
+        self.core: ClientCore[SyncPending, SyncBatch] = ClientCore(
+            clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores, watch=watch
+        )
+        self.producing = self.core.producing
+        self.link = new_link(self.core.line, goal)
+        self.link.start()
+
+    def _batch(self, subject: str, run_later: Callable[[Callable[[], None]], None]) -> SyncBatch:
+        return SyncBatch(subject, run_later, self.link)
+
+    def wait_connected(self, patience_s: float) -> None:
+        """Return when a connection has been made, now or before. Raises `Unreachable` if that takes too long."""
+        link, core = self.link, self.core
+        link.wait(core.is_decided, FIRST_S)
+        if patience_s and not core.is_connected():
+            link.wait(core.is_connected, patience_s)
+        if not core.is_connected():
+            raise unreachable(self._goal, core.line.trouble)
+
+    def spooling(
+        self, options: SpoolOptions, rng: Rng, cluster_client: ClusterClient[SyncServerConnection] | None
+    ) -> AnySpoolHandle:
+        """Start a spool beside this connection; in a cluster, beside all connections."""
+        if cluster_client is not None:
+            made: AnySpoolHandle = ClusterSpoolHandle(options, cluster_client, self._clock, rng, post=self._post)
+        else:
+            with self.link.lock:
+                made = SpoolHandle(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
+        made.start()
+        return made
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        """Run a completion. A thread of the disk calls this."""
+        with self.link.lock:
+            callback(*args)
+            self.link.announce()
+        self.link.pump()
+
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def put(self, add: Callable[[], T], timeout: Duration | None) -> T:
+        """Add messages to the buffer, and wait for room if there is none."""
+        try:
+            return self.put_now(add)
+        except BufferFull as full:
+            return self.wait_and_put(add, full, timeout)
+
+    def put_now(self, add: Callable[[], T]) -> T:
+        """The same without a wait: raises `BufferFull` if there is no room."""
+        producing = self.producing
+        try:
+            with self.link.lock:
+                added = add()
+                is_stirred, producing.is_stirred = producing.is_stirred, False
+        except BufferFull:
+            if producing.is_crammed:  # the spool makes room for the next call
+                self.link.pump()
+            raise
+        if is_stirred:
+            self.link.pump()
+        return added
+
+    def wait_and_put(self, add: Callable[[], T], full: BufferFull, timeout: Duration | None) -> T:
+        """Wait for room, in turn, and add again. With `when_full="raise"`, raise `full` at once."""
+        if self._options.when_full == "raise":
+            raise full
+        wait_ns = self._options.block_ms * NS_PER_MS if timeout is None else int(seconds_of(timeout) * 1e9)
+        link, end_ns = self.link, self._clock.monotonic_ns() + wait_ns
+        while not link.in_reader and self._clock.monotonic_ns() < end_ns:
+            has_room: list[bool] = []
+            with link.lock:
+                cancel = self.producing.when_room(full.messages, full.size_bytes, partial(has_room.append, True))
+            link.pump()
+            try:
+                link.wait(partial(bool, has_room), self.left_s(end_ns))
+            finally:
+                with link.lock:
+                    cancel()
+            try:
+                with link.lock:
+                    added = add()
+            except BufferFull as still:
+                full = still
+            else:
+                link.pump()
+                return added
+        raise full
+
+    def begin_flush(self) -> Flush:
+        """Send all that is buffered; `flushed` waits for the outcome."""
+        with self.link.lock:
+            flushing = self.producing.flush()
+        self.link.pump()
+        return flushing
+
+    def flushed(self, flushing: Flush, end_ns: int | None) -> bool:
+        """Wait until everything is settled, or until `end_ns`; False: not everything is settled."""
+        return self.link.wait(lambda: flushing.is_done, None if end_ns is None else self.left_s(end_ns))
+
+    def take_unseen(self) -> list[Exception]:
+        with self.link.lock:
+            return self.producing.take_unseen()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, command: Command[AnswerT], timeout: Duration) -> tuple[AnswerT, Sequence[Bytes]]:
+        """The answer to a command, and its attachments."""
+        link = self.link
+        with link.lock:
+            question = self.core.questions.put(command)
+        link.pump()
+        try:
+            if not link.wait(question.is_answered, seconds_of(timeout)):
+                raise no_answer(question, timeout, self.core.line.trouble)
+        finally:
+            question.is_abandoned = True
+        return question.answer()
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def left_s(self, end_ns: int) -> float:
+        return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    def hang_up(self, end_ns: int) -> None:
+        """Give up all that is not stored, say goodbye, end the link."""
+        link, line = self.link, self.core.line
+        with link.lock:
+            self.producing.give_up("the client was closed before an answer came")
+            line.close(self._clock.monotonic_ns(), patience_ms=self._goal.patience_ms)
+            link.announce()
+        link.pump()
+        if not link.in_reader:
+            link.wait(lambda: line.is_closed, min(1.0, self.left_s(end_ns)))
+        link.close(1.0)
+        for errand in line.errands():
+            errand()

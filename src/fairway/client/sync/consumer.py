@@ -1,0 +1,175 @@
+"""A consumer for programs without a loop: `for message in consumer`, or `poll`, or `take`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from fairway.client.core import Duration, limit_of, seconds_of
+from fairway.client.taken_messages import HANDFUL, LEAVE_S, Source, TakenMessages, check_most
+from fairway.protocol.delivery import Message
+from fairway.runtime.clock import Clock
+
+
+class ThreadWaiter(Protocol):
+    """The part of a link that a consumer uses; `ConsumerLink` offers the same for several links."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    @property
+    def is_orphan(self) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
+
+    def announce(self) -> None: ...
+
+    def pump(self) -> None: ...
+
+
+class Consumer(TakenMessages):
+    """One member of a group. Several threads may take messages; each message goes to one of them."""
+
+    def __init__(
+        self,
+        session: Source,
+        forget: Callable[[], None],
+        link: ThreadWaiter,
+        clock: Clock,
+        on_close: Callable[[Consumer], None],
+    ) -> None:
+        """`forget` removes the session from its line, and is called under the lock."""
+        super().__init__(session)
+        self._forget = forget
+        self._link = link
+        self._clock = clock
+        self._on_close = on_close
+
+    # --- taking ------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield messages as they come, until the consumer is closed."""
+        while self._refill(None):
+            yield from self._sound()
+
+    def poll(self, timeout: Duration | None = None) -> Message | None:
+        """The next message; None: the timeout has passed. Without a timeout the call waits for ever."""
+        found = self.take(1, timeout)
+        return found[0] if found else None
+
+    def take(self, most: int = HANDFUL, timeout: Duration | None = None) -> list[Message]:
+        """Between 1 and `most` messages, as soon as there are any. An empty list: the timeout has passed."""
+        check_most(most)
+        self._session.wish(most)
+        limit_s = limit_of(timeout)
+        end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
+        while self._refill(end_ns, most):
+            if found := self._some(most):
+                return found
+        return []
+
+    def _refill(self, end_ns: int | None, most: int = HANDFUL) -> bool:
+        """Wait until messages are in hand; False: none came in time, or the consumer is closed."""
+        while not self._in_hand and not self._take_handful(most):
+            left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
+            if self._is_stopped or (left_s is not None and left_s <= 0):
+                return False
+            self._link.wait(self._has_news, left_s)
+        return True
+
+    def _take_handful(self, most: int) -> bool:
+        self._link.check()
+        with self._link.lock:
+            self._wake()
+            has_some = self._grab(most)
+            if len(self._in_hand) > 1:
+                self._link.announce()  # the other threads may take some, too
+        self._link.pump()  # sends settlements, and pulls more into the room that was made
+        return has_some
+
+    # --- pausing and flushing ----------------------------------------------------------------------------------------
+
+    def flush(self, timeout: Duration = LEAVE_S) -> bool:
+        """Wait until the broker has confirmed every settlement so far; False: the timeout has passed.
+
+        Raises the error that has ended the consumer, if any: then the broker may not have the last settlements.
+        """
+        self._link.pump()
+        is_in_time = self._link.wait(self._is_quiet, seconds_of(timeout))
+        self._check_lasting()
+        return is_in_time
+
+    def pause(self) -> None:
+        """Take no more messages from the broker until `resume`. Messages in hand stay in hand."""
+        with self._link.lock:
+            self._session.pause()
+
+    def resume(self) -> None:
+        with self._link.lock:
+            self._session.resume()
+            self._link.announce()
+        self._link.pump()
+
+    def rest(self) -> bool:
+        """Give back the messages that no handler has begun, and take no more until the next call asks for a message.
+
+        For a program whose handlers are all busy for long: other consumers get the messages. False: there were none.
+        """
+        with self._link.lock:
+            is_resting = self._rest()
+            self._link.announce()
+        self._link.pump()
+        return is_resting
+
+    # --- ending ------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Begin to end. Loops over the consumer end, and messages that no handler has begun go back at once.
+
+        Handlers may still settle the messages that they have begun. `close` follows.
+        """
+        if self._is_stopped or self._link.is_orphan:
+            return
+        self._is_stopped = True
+        self._give_back()
+        with self._link.lock:
+            self._session.drain(self._clock.monotonic_ns())
+            self._link.announce()
+        self._link.pump()
+
+    def close(self, timeout: Duration = LEAVE_S) -> None:
+        """Leave the group. The broker stores all settlements, and gives unsettled messages to others at once."""
+        if self._is_closed or self._link.is_orphan:
+            return
+        self._is_closed = self._is_stopped = True
+        try:
+            self._leave(seconds_of(timeout))
+        finally:
+            self._on_close(self)
+
+    def _leave(self, timeout_s: float) -> None:
+        self._give_back()
+        with self._link.lock:
+            now_ns = self._clock.monotonic_ns()
+            self._session.drain(now_ns, now_ns)
+        self._link.pump()
+        try:
+            self._link.wait(lambda: self._session.is_finished, timeout_s)
+        finally:
+            with self._link.lock:
+                if not self._session.is_finished:
+                    self._session.abandon()
+                self._forget()
+                self._link.announce()  # wake threads that still wait for messages
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,158 @@
+"""The messages that a consumer has taken from its session and not yet given to the program.
+
+A consumer takes messages in handfuls, so that it takes the lock, if there is one, once for many. Before the consumer
+gives a message to the program, it checks the message once more: a message that another consumer may have by now goes
+back instead. The blocking and the asyncio consumer share this module.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from fairway.errors import FairwayError, Misuse
+from fairway.protocol.consumer_options import ConsumerCounts
+from fairway.protocol.delivery import Message, may_begin
+
+HANDFUL = 256  # the lock and a look at the line cost about 20 µs, a message alone less than 1 µs
+LEAVE_S = 10.0  # a closing consumer waits so long until its settlements are stored
+
+
+class Source(Protocol):
+    """The source of messages: a `ConsumerSession`, or a `ClusterConsumer` for several sessions."""
+
+    is_paused: bool
+
+    @property
+    def consumer(self) -> str: ...
+
+    @property
+    def counts(self) -> ConsumerCounts: ...
+
+    @property
+    def error(self) -> FairwayError | None: ...
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    @property
+    def is_quiet(self) -> bool: ...
+
+    @property
+    def waiting_count(self) -> int: ...
+
+    @property
+    def has_ready(self) -> bool: ...
+
+    def take_messages(self, most: int | None = None) -> list[Message]: ...
+
+    def wish(self, count: int) -> None: ...
+
+    def ack(self, messages: Sequence[Message]) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def hand_back(self) -> int: ...
+
+    def drain(self, now_ns: int, until_ns: int | None = None) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class TakenMessages:
+    """The part of a consumer that never waits."""
+
+    def __init__(self, session: Source) -> None:
+        self._session = session
+        self._in_hand: deque[Message] = deque()
+        self._is_closed = False
+        self._is_stopped = False  # or closed
+        self._is_resting = False
+
+    @property
+    def name(self) -> str:
+        """The consumer's name at the broker."""
+        return self._session.consumer
+
+    @property
+    def counts(self) -> ConsumerCounts:
+        return self._session.counts
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        """Ack many messages, faster than one by one."""
+        self._session.ack(messages)
+
+    def _sound(self) -> Iterator[Message]:
+        """Yield the messages in hand that may begin. Several threads may do this at once."""
+        in_hand = self._in_hand
+        while in_hand:
+            try:
+                message = in_hand.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if may_begin(message):
+                yield message
+            else:
+                message.release()
+
+    def _some(self, most: int) -> list[Message]:
+        return [message for message, _ in zip(self._sound(), range(most), strict=False)]
+
+    def _grab(self, most: int) -> bool:
+        """Take a handful from the session; False: the session has no message."""
+        found = self._session.take_messages(most)
+        if not found and self._session.is_finished and not self._is_stopped:
+            raise self._session.error or Misuse("this consumer has ended")
+        self._in_hand.extend(found)
+        return bool(found)
+
+    def _has_news(self) -> bool:
+        session = self._session
+        is_over = session.is_finished or self._is_stopped
+        # A worker that waits while the consumer rests is not busy: it ends the rest.
+        return bool(self._in_hand) or session.has_ready or is_over or self._is_resting
+
+    @property
+    def _has_unbegun(self) -> bool:
+        return bool(self._in_hand) or self._session.waiting_count > 0
+
+    def _rest(self) -> bool:
+        """Give back the messages that no handler has begun, and pull no more until the next take.
+
+        False: there is nothing to give back. A pull that is under way may bring messages again, so the caller calls
+        this again after a while.
+        """
+        if (self._session.is_paused and not self._is_resting) or not self._has_unbegun:
+            return False
+        self._is_resting = True
+        self._session.pause()
+        self._give_back()
+        self._session.hand_back()
+        return True
+
+    def _wake(self) -> None:
+        if self._is_resting:
+            self._is_resting = False
+            self._session.resume()
+
+    def _is_quiet(self) -> bool:
+        return self._session.is_quiet or self._session.is_finished
+
+    def _check_lasting(self) -> None:
+        """Raise the error of a session that has ended by itself: it never confirms the last settlements."""
+        if self._session.is_finished and self._session.error is not None:
+            raise self._session.error
+
+    def _give_back(self) -> None:
+        while self._in_hand:
+            message = self._in_hand.popleft()
+            if not message.is_settled:
+                message.release()
+
+
+def check_most(most: int) -> None:
+    if most < 1:
+        raise Misuse(f"take({most}): at least 1")

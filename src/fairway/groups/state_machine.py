@@ -1,0 +1,391 @@
+"""The interface of a group on one subject: ask for decisions, apply their events.
+
+    decision = group.pull(name, ...)      reads, and changes nothing that the log must know
+    for event in decision.events:
+        group.apply(event, now_ns)        now the state changes
+    log.append(decision.events)           the log keeps the events; the answer follows
+
+Apply a decision's events before asking for the next. After a restart: `GroupStateMachine.restore(snapshot)` or
+`GroupStateMachine()`, then `apply` for each later event of the log, then `begin_life`. No I/O, no clock: `now_ns` is
+monotonic and rules leases, `now_ms` is the wall clock and rules retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Self
+
+from fairway.groups import admin, membership, pull, settle, snapshot
+from fairway.groups.attempts import Attempts
+from fairway.groups.config import GroupConfig, Order
+from fairway.groups.decisions import (
+    Dying,
+    GroupDecision,
+    GroupOutcome,
+    Handout,
+    JoinClaim,
+    JoinDecision,
+    PullDecision,
+    SeekDecision,
+    SettleDecision,
+)
+from fairway.groups.events import GroupEvent
+from fairway.groups.lots import Range
+from fairway.groups.settle import SettleVerdict
+from fairway.groups.snapshot import Description
+from fairway.groups.state import GroupState
+from fairway.names import ConsumerName
+
+_UNKNOWN = "not a member of the group, or no longer: join"
+_NUMBER_MAX = 2**53  # of a response; a member's numbers are checked before use
+_BAD_NUMBER = "a response has a number from 1 on"
+_NO_CLAIM = JoinClaim()
+
+
+class GroupStateMachine:
+    """The rules of a group. Not thread-safe: the instance belongs to the actor of its (subject, group)."""
+
+    def __init__(self, state: GroupState | None = None) -> None:
+        self._state = GroupState() if state is None else state
+
+    # --- events
+
+    def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
+        """Apply an event: the only way to change state that the log must know. A replay gives no time."""
+        self._state.apply(event, now_ns)
+
+    def expect_holes(self) -> None:
+        """In a replay: some events have rotted. The messages that they handed out come again."""
+        self._state.has_holes = True
+
+    def apply_all(self, happened: Iterable[GroupEvent], now_ns: int = 0) -> None:
+        for event in happened:
+            self.apply(event, now_ns)
+
+    def begin_life(self, end: int, now_ns: int) -> tuple[Dying, ...]:
+        """After a replay: grant full leases to all. Returns the dying messages, to be copied to dead letter (again).
+
+        `end` is the committed end. Acks for messages below `end` are believed, because their PULL may be lost.
+        """
+        self._state.begin_life(end, now_ns)
+        return tuple(
+            Dying(lot.base, lot.attempt, lot.ranges, lot.reason.decode(errors="replace"), lot.history)
+            for lot in self._state.dying
+        )
+
+    def doubt(self, *, now_ms: int) -> GroupDecision:
+        """After `begin_life`, if an answer did not mean durable: doubt every handout (`membership.decide_doubt`)."""
+        return membership.decide_doubt(self._state, now_ms)
+
+    def members(self) -> list[tuple[int, ConsumerName]]:
+        """Id and name of each member."""
+        return [(member.id, member.name) for member in self._state.roster]
+
+    def name_of(self, consumer_id: int) -> ConsumerName | None:
+        """The name of a member; None if there is no such member now."""
+        return self._state.roster.name_of(consumer_id)
+
+    def has_member(self, name: ConsumerName) -> bool:
+        return self._state.roster.get(name) is not None
+
+    def verifier_of(self, name: ConsumerName) -> bytes:
+        """The verifier of the member's session secret; empty: no secret, or not a member."""
+        member = self._state.roster.get(name)
+        return b"" if member is None else member.verifier
+
+    def snapshot(self) -> bytes:
+        return snapshot.write(self._state)
+
+    @classmethod
+    def restore(cls, data: bytes) -> Self:
+        return cls(snapshot.read(data))
+
+    # --- requests of members
+
+    def join(
+        self,
+        name: ConsumerName,
+        *,
+        version: int,
+        arrived: int,
+        resume_at: int,
+        now_ns: int,
+        now_ms: int,
+        aging_ms: int | None = None,
+        claim: JoinClaim = _NO_CLAIM,
+    ) -> JoinDecision:
+        """Become a member, or come back as one. `version` 0 accepts any configuration. `aging_ms` is the time against
+        which the absence of a broadcast consumer counts, if that is not now. `claim` decides who may resume a member
+        (`membership`)."""
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return JoinDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        return membership.decide_join(
+            self._state,
+            name,
+            version,
+            arrived,
+            claim,
+            resume_at=resume_at,
+            now_ns=now_ns,
+            now_ms=now_ms,
+            aging_ms=now_ms if aging_ms is None else aging_ms,
+        )
+
+    def heartbeat(self, name: ConsumerName, *, arrived: int, now_ns: int) -> GroupDecision:
+        """Renew the lease, and note what arrived. There is no event: a restart begins with full leases."""
+        member = self._state.roster.get(name)
+        if member is None:
+            return GroupDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return GroupDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        self._state.roster.renew(member, now_ns)
+        member.hear(arrived)
+        return GroupDecision(GroupOutcome.DONE)
+
+    def stop_lease(self, name: ConsumerName) -> None:
+        """Let the member's lease last until `start_lease`: the caller learns at once when the consumer is gone."""
+        member = self._state.roster.get(name)
+        if member is not None:
+            member.has_lasting_lease = True
+
+    def has_lasting_lease(self, name: ConsumerName) -> bool:
+        """Whether the member's lease stands still."""
+        member = self._state.roster.get(name)
+        return member is not None and member.has_lasting_lease
+
+    def start_lease(self, name: ConsumerName, *, now_ns: int) -> None:
+        """The consumer is gone: its lease runs from now on."""
+        member = self._state.roster.get(name)
+        if member is not None and member.has_lasting_lease:
+            member.has_lasting_lease = False
+            self._state.roster.renew(member, now_ns)
+
+    def pull(
+        self,
+        name: ConsumerName,
+        *,
+        arrived: int,
+        messages_max: int,
+        fresh: Range | None,
+        now_ns: int,
+        now_ms: int,
+        number_after: int = 0,
+        keys: Sequence[int] = (),
+        beside: Collection[int] = (),
+        run_max: int = 1,
+        bytes_left: int | None = None,
+    ) -> PullDecision:
+        """Decide what this consumer gets; renews its lease.
+
+        `fresh` is the contiguous (first, count) of wanted messages from the cursor on; None if there are none.
+        Sequences between the cursor and `first` are skipped (filtered batches, holes); a count of 0 only skips. If the
+        decision has too many bytes, ask again for fewer messages instead of applying it.
+
+        A new response gets a number above `number_after`. A group and its inbox number the same consumer's responses,
+        so each gets the other's `last_number`. The caller asks the one with the lower `first_unarrived` first.
+
+        In a group by key, `keys` are of the fresh messages, and `beside` is the other's `keys_in_hand`. `run_max` is
+        how many messages of one key the consumer handles one after another, giving back those behind a failed one.
+        `bytes_left` bounds the growth of the group's memory (None: no limit); a group with little in hand may always
+        grow a little.
+        """
+        member = self._state.roster.get(name)
+        if member is None:
+            return PullDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN)
+        if not 0 <= arrived <= _NUMBER_MAX:
+            return PullDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
+        self._state.roster.renew(member, now_ns)
+        member.hear(arrived)
+        return pull.decide(
+            self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left
+        )
+
+    def has_unarrived(self, name: ConsumerName) -> bool:
+        """Whether a response to this consumer did not arrive, by its last request: the next pull resends it."""
+        return self.first_unarrived(name) is not None
+
+    def first_unarrived(self, name: ConsumerName) -> int | None:
+        """The number of the oldest response that did not arrive at this consumer, by its last request."""
+        member = self._state.roster.get(name)
+        if member is None:
+            return None
+        return next((number for number in member.unarrived if number in member.responses), None)
+
+    def last_number(self, name: ConsumerName) -> int:
+        """The number of the last response to this consumer; in an ordered group, to any consumer."""
+        member = self._state.roster.get(name)
+        return max(0 if member is None else member.number, self._state.number)
+
+    def settle(
+        self,
+        name: ConsumerName,
+        verdict: SettleVerdict,
+        first: int,
+        attempt: int,
+        ranges: Sequence[Range],
+        *,
+        now_ms: int,
+        arrived: int = 0,
+        after_ms: int | None = None,
+        draw: float = 0.0,
+        reason: str = "",
+        fence: int = 0,
+        may_grow: bool = True,
+    ) -> SettleDecision:
+        """Decide one verdict on ranges of the lot named (first, attempt). `draw` in [0, 1) is the jitter of a retry.
+
+        `arrived` is the last response that had reached the member when it set the outcome; 0: any. `fence`, of an
+        ordered group, is the number of the response that handed the messages out; 0: any. Without `may_grow` no
+        decision splits a lot; an ack, and a verdict on all of a lot, never do.
+
+        The lease is not renewed, because a request may hold many verdicts: call `heartbeat` once for the request.
+        """
+        member = self._state.roster.get(name)
+        if member is None:
+            return SettleDecision(GroupOutcome.NOT_A_MEMBER, sentence=_UNKNOWN, stale=sum(count for _, count in ranges))
+        return settle.decide(
+            self._state,
+            member,
+            verdict,
+            first,
+            attempt,
+            ranges,
+            now_ms=now_ms,
+            arrived=arrived,
+            after_ms=after_ms,
+            draw=draw,
+            reason=reason,
+            fence=fence,
+            may_grow=may_grow,
+        )
+
+    def leave(self, name: ConsumerName, *, now_ms: int) -> GroupDecision:
+        """Remove the member. Other members get its unsettled messages at once, and no attempt counts."""
+        member = self._state.roster.get(name)
+        return GroupDecision(GroupOutcome.DONE) if member is None else membership.decide_leave(member, now_ms)
+
+    # --- time
+
+    def expire(self, *, now_ns: int, now_ms: int) -> GroupDecision:
+        """Expire leases and lots held too long. Call this when `next_deadline_ns` has come; then look whether a waiting
+        pull can be answered."""
+        return membership.decide_expire(self._state, now_ns, now_ms)
+
+    def next_deadline_ns(self, *, now_ns: int, now_ms: int) -> int | None:
+        """When `expire` or a waiting pull has something to do, on the monotonic clock. In the past: at once."""
+        return membership.next_deadline_ns(self._state, now_ns, now_ms)
+
+    def has_ready(self, now_ms: int) -> bool:
+        """Whether a pull finds lots that are not fresh: handed back, or due."""
+        return not self._state.is_paused and any(True for _ in self._state.unheld_lots.ready(now_ms))
+
+    @property
+    def removable_at_ms(self) -> int | None:
+        """When the group will have been without members for too long and is removed; None while it has members."""
+        if len(self._state.roster):
+            return None
+        return self._state.absent_since_ms + self._state.config.absence_ms_max
+
+    # --- requests of the broker and of operators
+
+    def mark_dead(self, dying: Dying, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
+        """These messages are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when
+        repeated. `is_lost`: there was nothing left to copy, so they count as lost."""
+        return admin.decide_mark_dead(self._state, dying, is_lost, now_ms)
+
+    def history_of(self, dying: Dying) -> Attempts:
+        """The failed attempts of dying messages; empty if a seek has come in between."""
+        lot = self._state.dying.get((dying.first, dying.attempt))
+        return () if lot is None else lot.history
+
+    def drop(self, lot: Handout, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
+        """Drop unreadable messages of a lot that a pull chose. Apply this instead of the pull's events; then pull
+        again."""
+        return admin.decide_drop(self._state, lot, is_lost, now_ms)
+
+    def lose(self, name: ConsumerName, lot: Handout, *, now_ms: int) -> GroupDecision:
+        """Count unreadable messages as lost, of a lot that went out to this consumer in a response that did not
+        arrive."""
+        member = self._state.roster.get(name)
+        return GroupDecision(GroupOutcome.DONE) if member is None else admin.decide_lose(member, lot, now_ms)
+
+    def reject(self, lot: Handout, reason: str, *, now_ms: int) -> GroupDecision:
+        """Reject a lot that a pull chose from the unheld ones and that cannot be handed out: it dies."""
+        return admin.decide_reject(self._state, lot, reason, now_ms)
+
+    def skip(self, first: int, to: int, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
+        """Skip from the cursor to `to`; with `is_lost`, the sequences from `first` on count as lost."""
+        return admin.decide_skip(self._state, first, to, is_lost, now_ms)
+
+    def forsake(self, first_kept: int, *, now_ms: int) -> GroupDecision:
+        """Retention takes everything below: pulled messages die (copy them first), others count as lost."""
+        return admin.decide_forsake(self._state, first_kept, now_ms)
+
+    def configure(self, expected_version: int, config: GroupConfig, *, now_ms: int) -> GroupDecision:
+        """Compare and set. A group begins with version 0, and its creation is the step to version 1."""
+        return admin.decide_configure(self._state, expected_version, config, now_ms)
+
+    def pause(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
+        """Pause the group, or one consumer by name."""
+        return admin.decide_pause(self._state, True, name, now_ms)
+
+    def resume(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
+        return admin.decide_pause(self._state, False, name, now_ms)
+
+    def go_on(self, key: int = 0, *, now_ms: int) -> GroupDecision:
+        """Let a halted key go on, by its hash; 0: all halted keys."""
+        return admin.decide_go_on(self._state, key, now_ms)
+
+    def seek(self, to: int, *, now_ms: int) -> SeekDecision:
+        """Move the cursor. A new group gets its start so: the caller resolves `earliest` and `latest` once."""
+        return admin.decide_seek(self._state, to, now_ms)
+
+    # --- observation
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the group takes, as an estimate (`snapshot.weigh`)."""
+        return snapshot.weigh(self._state)
+
+    @property
+    def bytes_per_fresh(self) -> int:
+        """The most memory that one more message takes, once handed out."""
+        return snapshot.bytes_per_fresh(self._state)
+
+    @property
+    def config(self) -> GroupConfig:
+        return self._state.config
+
+    def is_paused(self, name: ConsumerName | None = None) -> bool:
+        """Whether the group is paused, or one consumer by its name."""
+        return self._state.is_paused if name is None else name in self._state.paused
+
+    @property
+    def is_ordered(self) -> bool:
+        return self._state.is_ordered
+
+    def stands_by(self, name: ConsumerName) -> bool:
+        """Whether the consumer is a member of a group in strict order, and another member is active."""
+        state = self._state
+        member = state.roster.get(name) if state.config.order is Order.STRICT else None
+        return member is not None and member.id != state.roster.eldest_id
+
+    def keys_in_hand(self) -> set[int]:
+        """In a group by key: the keys of all messages that consumers hold. Walks over all of them."""
+        keys = self._state.keys
+        if keys is None or not self._state.held_count:
+            return set()
+        return set().union(*(keys.keys_of(lot.ranges) for _, lot in self._state.roster.held()))
+
+    @property
+    def cursor(self) -> int:
+        """The next fresh sequence."""
+        return self._state.cursor
+
+    @property
+    def oldest_unacked(self) -> int:
+        """The first sequence that retention must keep for this group. Walks over everything in flight."""
+        return snapshot.oldest_unacked(self._state)
+
+    def describe(self, end: int, *, now_ns: int, now_ms: int) -> Description:
+        return snapshot.describe(self._state, end, now_ns, now_ms)

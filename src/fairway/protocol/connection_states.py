@@ -1,0 +1,199 @@
+"""The states of a connection, as a table, and the events that a connection reports to its owner.
+
+Both sides of a connection go through the same states, but may send different frames:
+
+    GREETING   the client has sent HELLO, the server has not yet answered. No other frame may be sent.
+    OPEN       requests and answers; PING and PONG either way.
+    LEAVING    this side has sent GOODBYE. The peer may not know yet: its requests are refused, its answers are taken.
+    ASKED      the peer has sent GOODBYE. This side sends no more requests, and GOODBYE when nothing is in flight.
+    PARTING    both sides have sent GOODBYE. Requests in flight are still answered.
+    CLOSED     for any reason; bytes that still arrive are dropped.
+
+LEAVING, ASKED and PARTING are the three forms of draining. When both sides have sent GOODBYE and nothing is in flight,
+the side that notices first closes the connection, and no outcome is in doubt. A GOODBYE *with a code* (ACCUSATION) ends
+the connection at once: requests in flight then have an unknown outcome.
+
+`NEXT` says where a move leads from a state, `MAY_HEAR` which frames may arrive in a state. A move that is not in `NEXT`
+is a bug of ours. A frame that is not in `MAY_HEAR` is a RemoteProtocolError.
+
+The rest of the module defines the events, and `Closed` with `Why`: how a connection ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError
+from fairway.protocol.messages import ControlMessage, Verb
+from fairway.runtime.buffers import Bytes
+
+
+class Role(enum.Enum):
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class ConnectionState(enum.Enum):
+    GREETING = "greeting"
+    OPEN = "open"
+    LEAVING = "leaving"
+    ASKED = "asked to leave"
+    PARTING = "parting"
+    CLOSED = "closed"
+
+
+class Move(enum.Enum):
+    """A step from one state to the next."""
+
+    GREETED = "the handshake is done"
+    SAID_GOODBYE = "we said goodbye"
+    HEARD_GOODBYE = "the other side said goodbye"
+    SETTLED = "nothing is in flight"
+    ENDED = "the connection is lost, broken, silent or refused"
+
+
+class ReceivedKind(enum.IntEnum):
+    """A kind of frame that can arrive. The kinds are integers because hashing an enum member costs a tenth per
+    frame."""
+
+    HELLO = 1
+    WELCOME = 2  # the answer to HELLO
+    PING = 3
+    PONG = 4  # the answer to PING
+    GOODBYE = 5
+    ACCUSATION = 6  # GOODBYE with a code
+    REQUEST = 7
+    ANSWER = 8
+
+
+DRAINING: Final = frozenset({ConnectionState.LEAVING, ConnectionState.ASKED, ConnectionState.PARTING})
+
+NEXT: Final[dict[tuple[ConnectionState, Move], ConnectionState]] = {
+    (ConnectionState.GREETING, Move.GREETED): ConnectionState.OPEN,
+    (ConnectionState.OPEN, Move.SAID_GOODBYE): ConnectionState.LEAVING,
+    (ConnectionState.OPEN, Move.HEARD_GOODBYE): ConnectionState.ASKED,
+    (ConnectionState.LEAVING, Move.HEARD_GOODBYE): ConnectionState.PARTING,
+    (ConnectionState.ASKED, Move.SAID_GOODBYE): ConnectionState.PARTING,
+    (ConnectionState.PARTING, Move.SETTLED): ConnectionState.CLOSED,
+    (ConnectionState.GREETING, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.OPEN, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.LEAVING, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.ASKED, Move.ENDED): ConnectionState.CLOSED,
+    (ConnectionState.PARTING, Move.ENDED): ConnectionState.CLOSED,
+}
+
+_ALIVE: Final = frozenset({ReceivedKind.PING, ReceivedKind.PONG, ReceivedKind.ACCUSATION})
+
+MAY_HEAR: Final[dict[tuple[Role, ConnectionState], frozenset[ReceivedKind]]] = {
+    (Role.SERVER, ConnectionState.GREETING): frozenset({ReceivedKind.HELLO, ReceivedKind.ACCUSATION}),
+    (Role.SERVER, ConnectionState.OPEN): _ALIVE | {ReceivedKind.REQUEST, ReceivedKind.GOODBYE},
+    (Role.SERVER, ConnectionState.LEAVING): _ALIVE | {ReceivedKind.REQUEST, ReceivedKind.GOODBYE},
+    (Role.SERVER, ConnectionState.ASKED): _ALIVE,
+    (Role.SERVER, ConnectionState.PARTING): _ALIVE,
+    (Role.SERVER, ConnectionState.CLOSED): frozenset(),
+    (Role.CLIENT, ConnectionState.GREETING): frozenset({ReceivedKind.WELCOME, ReceivedKind.ACCUSATION}),
+    (Role.CLIENT, ConnectionState.OPEN): _ALIVE | {ReceivedKind.ANSWER, ReceivedKind.GOODBYE},
+    (Role.CLIENT, ConnectionState.LEAVING): _ALIVE | {ReceivedKind.ANSWER, ReceivedKind.GOODBYE},
+    (Role.CLIENT, ConnectionState.ASKED): _ALIVE | {ReceivedKind.ANSWER},
+    (Role.CLIENT, ConnectionState.PARTING): _ALIVE | {ReceivedKind.ANSWER},
+    (Role.CLIENT, ConnectionState.CLOSED): frozenset(),
+}
+
+# (verb, is it an answer) of the connection's own frames. Verbs from FIRST_REQUEST_VERB on are requests or answers.
+OWN: Final[dict[tuple[int, bool], ReceivedKind]] = {
+    (Verb.HELLO, False): ReceivedKind.HELLO,
+    (Verb.HELLO, True): ReceivedKind.WELCOME,
+    (Verb.PING, False): ReceivedKind.PING,
+    (Verb.PING, True): ReceivedKind.PONG,
+    (Verb.GOODBYE, False): ReceivedKind.GOODBYE,
+}
+
+
+def after(state: ConnectionState, move: Move) -> ConnectionState:
+    """The state that a move leads to. A move that the table does not have is a bug of ours."""
+    following = NEXT.get((state, move))
+    if following is None:
+        raise InvariantViolated(f"a connection that is {state.value} has no way on when {move.value}")
+    return following
+
+
+class HandshakeDone(msgspec.Struct, frozen=True, gc=False):
+    """The handshake is done; these are the terms."""
+
+    version: int
+    features: tuple[str, ...]
+    peer: str  # name and version of the peer's library
+    frame_bytes_max: int  # the largest frame that the peer takes
+    heartbeat_ms: int
+    requests_max: int
+
+
+class RequestReceived(msgspec.Struct, frozen=True, gc=False):
+    """To the server: a request, in flight until `respond` or `refuse` is called with its correlation id."""
+
+    correlation: int
+    verb: Verb
+    message: ControlMessage
+    attachments: tuple[Bytes, ...]
+    control_bytes: int  # of the encoded message: for the owner's memory budget
+
+
+class ResponseReceived(msgspec.Struct, frozen=True, gc=False):
+    """To the client: the answer to its request."""
+
+    correlation: int
+    message: ControlMessage
+    attachments: tuple[Bytes, ...]
+
+
+class RefusalReceived(msgspec.Struct, frozen=True, gc=False):
+    """To the client: the server refused its request, and nothing changed."""
+
+    correlation: int
+    refused: Refused
+
+
+class RefusalSent(msgspec.Struct, frozen=True, gc=False):
+    """To the server: the connection has refused a request, or the handshake (0), by itself. The owner does nothing."""
+
+    correlation: int
+    code: Code
+
+
+class PeerLeaving(msgspec.Struct, frozen=True, gc=False):
+    """The peer has sent GOODBYE. Requests in flight are still answered, then the connection closes itself."""
+
+    reason: str
+    retry_after_ms: int | None
+
+
+ConnectionEvent: TypeAlias = (
+    HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
+)
+
+
+class Why(enum.Enum):
+    """How a connection ended."""
+
+    PARTED = "both sides said goodbye and nothing was in flight"
+    TURNED_AWAY = "the handshake was refused"
+    BROKEN = "the other side broke the rules"
+    DISMISSED = "we ended the connection and said why"
+    ACCUSED = "the other side ended the connection and said why"
+    SILENT = "nothing was heard for too long"
+    LOST = "the transport closed it"
+
+
+class Closed(msgspec.Struct, frozen=True, gc=False):
+    """How the connection ended. Requests in `unanswered` have an unknown outcome, unless the connection never
+    opened."""
+
+    why: Why
+    sentence: str
+    unanswered: tuple[int, ...] = ()  # correlation ids of the requests in flight
+    code: Code | None = None  # TURNED_AWAY, DISMISSED, ACCUSED: as the peer gave it, or this side
+    retry_after_ms: int | None = None
+    error: RemoteProtocolError | None = None  # BROKEN

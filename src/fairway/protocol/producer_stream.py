@@ -1,0 +1,480 @@
+"""A producer stream: one producer's sealed batches for one subject, in order, each stored once or given up honestly.
+
+A batch leaves under the stream's identity: a random producer id, and sequences without gaps. The broker's dedupe window
+makes sending the same bytes twice harmless. The window also refuses a batch beyond a gap, and so keeps the order.
+
+A batch is in one of two collections, and the stream may be recovering:
+
+    waiting     sealed, not (or no longer) in flight. A batch gets its number when it first leaves. From then on its
+                bytes are fixed for as long as a broker may have stored them.
+    sent        in flight, or come back; in order.
+    recovering  a batch came back. The stream sends no more until everything in flight has come back too. Then all
+                batches that are not stored return to `waiting` and leave again, in their old order, byte for byte.
+
+A batch without a receipt is clean or doubtful:
+
+    clean       every attempt was refused, or there was none: the batch is certainly not stored
+    doubtful    an attempt was lost: the batch may be stored, and may only be resent with the same bytes and number
+    behind a    a clean batch that was given up leaves a hole in the identity's sequences. The broker can store nothing
+    hole        behind a hole, so everything behind it is clean, even after a lost attempt
+
+An identity with a hole is broken. The stream first resends its doubtful batches, then the clean ones under a new
+identity. A doubtful batch stays unknown for ever if the broker no longer remembers its identity, or refuses the batch
+behind a doubtful hole. Its sender gets OutcomeUnknown.
+
+`is_receipt` and `TAKEN` are for the outbox and the delay server, which resend their own batches after a restart. A
+SEQUENCE_CONFLICT proves only that the broker has stored something at the place of the refused batch:
+
+    the broker names exactly this batch      the batch is stored: a receipt
+    the broker names something else          the batch is certainly not stored there
+    the broker cannot tell                   nobody knows
+
+Only the first lets such a sender drop the batch. In the other cases the sender begins a new stream with it. A
+`ProducerStream` does not compare: it fails the batch with the refusal if clean, with OutcomeUnknown if doubtful.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from fairway import batch
+from fairway.batch import MessageId
+from fairway.batch.identity import derived_secret
+from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused, StoredRange
+from fairway.protocol.batch_builder import BatchBuilder
+from fairway.protocol.line import ConnectionLost, RetryDelays
+from fairway.protocol.messages import Produce, Produced
+from fairway.protocol.receipts import BatchReceipt, PendingBatch
+from fairway.runtime.buffers import Bytes
+from fairway.runtime.rng import Rng
+
+# Another sender has the place or the whole identity: an earlier run that a backup has undone, or a stranger.
+TAKEN: Final = frozenset({Code.SEQUENCE_CONFLICT, Code.FOREIGN_STREAM})
+
+
+def is_receipt(refused: Refused, data: Bytes) -> bool:
+    """Whether the refusal says that the broker has stored exactly these bytes at their place."""
+    if refused.code is not Code.SEQUENCE_CONFLICT or refused.stored is None:
+        return False
+    header = batch.peek(data)
+    return refused.stored == (StoredRange(header.first_sequence, header.count, header.crc),)
+
+
+NEVER_NS: Final = 1 << 63
+
+# Refusals that pass: the broker may accept the same batch later.
+_LATER: Final = frozenset(
+    {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
+)
+# Refusals that concern the identity and not the batch: a clean batch may leave under another identity. Ignore these
+# codes for any batch but the oldest unacknowledged one. A broker that refused the first batch of an identity a moment
+# ago, and could store the second, does not know the identity yet.
+_STREAM: Final = frozenset({Code.SEQUENCE_GAP, Code.UNKNOWN_PRODUCER, Code.FOREIGN_STREAM})
+
+
+class StreamIdentity:
+    """The identity that a stream shows to the broker: a producer id, numbers from 0 on, and the secret that proves
+    them."""
+
+    __slots__ = ("cut_at", "is_broken", "next", "pinned_request", "producer_id", "request")
+
+    def __init__(self, rng: Rng, subject: str, key: bytes) -> None:
+        self.producer_id = rng.bits(64) or 1  # 0 is reserved
+        secret = derived_secret(key, self.producer_id)
+        self.request = Produce(subject, secret=secret)
+        self.pinned_request = Produce(subject, is_pinned=True, secret=secret)  # for a doubtful batch
+        self.next = 0
+        self.is_broken = False  # a range of its sequences will never be stored, or may not be
+        self.cut_at = NEVER_NS  # certainly nothing is stored from this sequence on
+
+    def copy(self) -> StreamIdentity:
+        """The same identity, for another owner that goes on with its own copy."""
+        return copy.copy(self)
+
+    def cut(self, sequence: int) -> None:
+        """Note that nothing is or will be stored from this sequence on."""
+        self.is_broken = True
+        self.cut_at = min(self.cut_at, sequence)
+
+
+class SealedBatch:
+    """A sealed batch, and what is known of its attempts."""
+
+    __slots__ = (
+        "data",
+        "deadline_ns",
+        "first",
+        "identity",
+        "is_abandoned",
+        "is_in_flight",
+        "pending",
+        "refused",
+        "size_bytes",
+        "stamp",
+        "stream",
+        "was_lost",
+    )  # fmt: skip
+
+    def __init__(self, stream: ProducerStream, pending: PendingBatch, size_bytes: int, deadline_ns: int) -> None:
+        self.stream = stream
+        self.pending = pending
+        self.size_bytes = size_bytes  # as counted for the buffer
+        self.deadline_ns = deadline_ns
+        self.data = b""
+        self.stamp = (0, 0)  # as written in the bytes: producer id, first sequence
+        self.identity: StreamIdentity | None = None  # under which the batch has left; None: not yet
+        self.first = 0
+        self.is_in_flight = False
+        self.was_lost = False
+        self.is_abandoned = False  # the deadline passed in flight: its sender has the outcome already
+        self.refused: Refused | None = None  # the last refusal
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the batch may be stored."""
+        return self.was_lost and self.identity is not None and self.first < self.identity.cut_at
+
+    def twin(self) -> SealedBatch:
+        """A copy of the batch, to be resent elsewhere while this one is in flight."""
+        other = SealedBatch(self.stream, self.pending, self.size_bytes, self.deadline_ns)
+        other.data, other.stamp, other.identity, other.first = self.data, self.stamp, self.identity, self.first
+        other.was_lost = True
+        return other
+
+    def number(self, identity: StreamIdentity) -> None:
+        """Give the batch the next place in an identity; its bytes are fixed from here on."""
+        self.identity = identity
+        self.first = identity.next
+        self.was_lost = False
+        identity.next += self.pending.count
+        if self.stamp != (identity.producer_id, self.first):
+            self.stamp = (identity.producer_id, self.first)
+            self.data = batch.restamp(self.data, producer_id=identity.producer_id, first_sequence=self.first)
+
+
+class ProducerStream:
+    """All batches of one producer for one subject. The stream calls `settle(sealed, outcome)` once for each."""
+
+    def __init__(
+        self,
+        subject: str,
+        rng: Rng,
+        backoff: RetryDelays,
+        window: int,
+        settle: Callable[[SealedBatch, BatchReceipt | FairwayError], None],
+        key: bytes,
+    ) -> None:
+        """The secrets of the stream's identities are derived from `key`."""
+        self.subject = subject
+        self.broker_group = ""  # for receipts, in a cluster
+        self.filling: BatchBuilder | None = None
+        self.waiting: deque[SealedBatch] = deque()
+        self.sent: dict[SealedBatch, None] = {}
+        self.in_flight = 0
+        self.is_recovering = False
+        self.retry_at_ns = 0
+        # The owner's alarms for this stream. The deadline has an alarm of its own; otherwise each short wait before it
+        # would leave another long alarm behind.
+        self.wake_ns = NEVER_NS
+        self.late_ns = NEVER_NS
+        self._rng = rng
+        self._backoff = backoff
+        self._window = window
+        self._settle = settle
+        self._key = key
+        self._stream = self._new_stream()
+        self._unnumbered = 0  # messages in `waiting` without a number
+
+    def _new_stream(self) -> StreamIdentity:
+        return StreamIdentity(self._rng, self.subject, self._key)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more batch may leave now."""
+        return self.in_flight < self._window and not self.is_recovering and not self.waiting
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """The producer id and sequence of the next sealed batch, if nothing fails meanwhile."""
+        return self._stream.producer_id, self._stream.next + self._unnumbered
+
+    def forget_alarm(self, due_ns: int) -> None:
+        """Note that the alarm for `due_ns` has rung."""
+        if due_ns == self.wake_ns:
+            self.wake_ns = NEVER_NS
+        if due_ns == self.late_ns:
+            self.late_ns = NEVER_NS
+
+    def sealed_batches(self) -> Iterator[SealedBatch]:
+        """All sealed batches, the oldest first."""
+        yield from self.sent
+        yield from self.waiting
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def put(self, sealed: SealedBatch, data: bytes, stamp: tuple[int, int]) -> None:
+        """Add a sealed batch."""
+        sealed.data = data
+        sealed.stamp = stamp
+        self._unnumbered += sealed.pending.count
+        self.waiting.append(sealed)
+
+    def take(self, room: int, now_ns: int) -> list[SealedBatch]:
+        """Take the batches that leave now, at most `room`."""
+        leaving: list[SealedBatch] = []
+        if self.is_recovering and not self._recovered(now_ns):
+            return leaving
+        room = min(room, self._window - self.in_flight)
+        while self.waiting and len(leaving) < room:
+            sealed = self.waiting[0]
+            identity = sealed.identity or self._stream
+            if self.sent and next(iter(self.sent)).identity is not identity:
+                break  # doubtful batches of the old identity go first
+            if sealed.identity is None:
+                self._unnumbered -= sealed.pending.count
+                sealed.number(identity)
+            self.waiting.popleft()
+            self.sent[sealed] = None
+            sealed.is_in_flight = True
+            leaving.append(sealed)
+        self.in_flight += len(leaving)
+        return leaving
+
+    def _recovered(self, now_ns: int) -> bool:
+        """Once everything is back and the wait is over, begin again; under a new identity if the old one is broken."""
+        if self.in_flight or now_ns < self.retry_at_ns:
+            return False
+        self.is_recovering = False
+        self.retry_at_ns = 0
+        self.waiting.extendleft(reversed(self.sent))
+        self.sent.clear()
+        if self._stream.is_broken:
+            self._stream = self._new_stream()
+        for sealed in self.waiting:
+            if sealed.identity is None:
+                break  # nor has any batch behind it
+            if sealed.identity.is_broken and not sealed.is_doubtful:
+                sealed.identity.cut(sealed.first)  # it leaves this identity, so nothing behind it can be stored there
+                sealed.identity = None
+                self._unnumbered += sealed.pending.count
+        return True
+
+    # --- by the spool, or by another session -------------------------------------------------------------------------
+
+    def succeed(self) -> ProducerStream:
+        """Return a stream that replaces this one, with all unsettled batches; `hand_over` takes from the new stream.
+
+        Batches in flight stay here too until they are answered, and the answers are ignored. So the same bytes may be
+        sent twice under the same number.
+        """
+        heir = ProducerStream(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
+        heir.filling, self.filling = self.filling, None
+        heir.broker_group = self.broker_group
+        copies: dict[StreamIdentity, StreamIdentity] = {}  # answers to this stream must not change the heir's
+        for sealed in [*self.sealed_batches()]:
+            if not sealed.is_in_flight:
+                self._remove(sealed)
+                heir._inherit(sealed, copies)
+            elif not sealed.is_abandoned:
+                heir._inherit(sealed.twin(), copies)
+                sealed.is_abandoned = True
+        if not self._stream.is_broken:
+            heir._stream = copies.get(self._stream) or self._stream.copy()
+        return heir
+
+    def _inherit(self, sealed: SealedBatch, copies: dict[StreamIdentity, StreamIdentity]) -> None:
+        """Add a batch with the number under which it may be stored. A clean batch of a broken identity loses its
+        number."""
+        sealed.stream = self
+        if sealed.identity is not None:
+            sealed.identity = copies.setdefault(sealed.identity, sealed.identity.copy())
+        identity = sealed.identity
+        if identity is not None and identity.is_broken and not sealed.is_doubtful:
+            identity.cut(sealed.first)
+            sealed.identity = None
+        if sealed.identity is None:
+            self._unnumbered += sealed.pending.count
+        self.waiting.append(sealed)
+
+    def hand_over(self) -> bool:
+        """Take the oldest waiting batch for the spool, and fix its number and bytes. Returns whether the batch was sent
+        before under that number."""
+        sealed = self.waiting.popleft()
+        if sealed.identity is not None:
+            return True
+        self._unnumbered -= sealed.pending.count
+        sealed.number(self._stream)
+        return False
+
+    def take_back(self, sealed: SealedBatch, *, was_sent: bool) -> None:
+        """Put back a batch that the spool could not keep; the caller takes back the ones behind it first."""
+        if not was_sent:
+            self._stream.next = sealed.first
+            sealed.identity = None
+            self._unnumbered += sealed.pending.count
+        self.waiting.appendleft(sealed)
+
+    def restart(self) -> None:
+        """Begin a new identity: everything that was handed over has arrived, under whatever number."""
+        self._stream = self._new_stream()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every batch is settled."""
+        return self.filling is None and not self.waiting and not self.sent
+
+    def lend(self) -> list[SealedBatch]:
+        """Take all sealed batches that are not in flight and certainly not stored, in order, out of this stream for
+        good."""
+        lent: list[SealedBatch] = []
+        for sealed in [*self.sealed_batches()]:
+            if sealed.is_in_flight or sealed.is_abandoned or sealed.is_doubtful:
+                continue
+            if sealed.identity is None:
+                self._unnumbered -= sealed.pending.count
+            else:
+                sealed.identity.cut(sealed.first)
+                self.is_recovering = True
+            self._remove(sealed)
+            lent.append(sealed)
+        return lent
+
+    # --- back --------------------------------------------------------------------------------------------------------
+
+    def stored(self, sealed: SealedBatch, answer: Produced) -> None:
+        """The broker has stored the batch."""
+        self._back(sealed)
+        del self.sent[sealed]
+        self._backoff.reset()
+        if not sealed.is_abandoned:
+            first_id = MessageId(*sealed.stamp)
+            first, count, group = answer.first_sequence, answer.count, self.broker_group
+            receipt = BatchReceipt(self.subject, first, count, answer.appended_ms, answer.is_duplicate, first_id, group)
+            self._settle(sealed, receipt)
+
+    def lost(self, sealed: SealedBatch, _: ConnectionLost) -> None:
+        """The connection was lost: the batch may be stored."""
+        self._back(sealed)
+        self.is_recovering = True
+        sealed.was_lost = True
+        if sealed.is_abandoned:
+            self.give_up(sealed, "")
+
+    def refused(self, sealed: SealedBatch, refused: Refused, now_ns: int) -> bool:
+        """This attempt did not store the batch. Returns whether the broker is to blame and not the batch; once per
+        window.
+
+        On NOT_MASTER the line leaves the copy, waits and counts the failure, so the stream does not wait.
+        """
+        self._back(sealed)
+        is_behind = refused.code in _STREAM and next(iter(self.sent)) is not sealed
+        is_astray = refused.code is Code.NOT_MASTER
+        is_news = not self.retry_at_ns and not is_astray
+        if is_news and not is_behind:
+            self.retry_at_ns = now_ns + self._backoff.next_ns(refused.retry_after_ms)  # once for the whole window
+        self.is_recovering = True
+        if not is_behind:
+            sealed.refused = refused
+        if sealed.is_abandoned:
+            self.give_up(sealed, "")
+        elif refused.code not in _LATER and not is_behind:
+            self._refused_for_good(sealed, refused)
+        return is_news and refused.code in _LATER
+
+    def _refused_for_good(self, sealed: SealedBatch, refused: Refused) -> None:
+        """This batch can never be stored under this number."""
+        if sealed.is_doubtful:
+            self._leave_unknown(sealed, refused.sentence, refused)
+        elif refused.code in _STREAM:
+            _of(sealed).is_broken = True  # the batch leaves under a new identity
+        else:
+            _of(sealed).cut(sealed.first)
+            del self.sent[sealed]
+            self._settle(sealed, refused)
+
+    def _back(self, sealed: SealedBatch) -> None:
+        sealed.is_in_flight = False
+        self.in_flight -= 1
+
+    # --- giving up ---------------------------------------------------------------------------------------------------
+
+    def is_late(self, now_ns: int) -> bool:
+        """Whether the oldest batch is past its deadline."""
+        oldest = next(self.sealed_batches(), None)
+        return oldest is not None and oldest.deadline_ns <= now_ns
+
+    def expire(self, now_ns: int, sentence: str) -> None:
+        """Give up the batches past their deadline."""
+        for sealed in [*self.sent]:
+            if sealed.deadline_ns > now_ns:
+                return
+            self.give_up(sealed, sentence)
+        while self.waiting and self.waiting[0].deadline_ns <= now_ns:
+            self.give_up(self.waiting[0], sentence)
+
+    def give_up(self, sealed: SealedBatch, sentence: str) -> None:
+        """Report the certain part of the outcome to the sender. A batch in flight stays in place until its answer
+        comes."""
+        if sealed.is_in_flight:
+            if not sealed.is_abandoned:
+                sealed.is_abandoned = True
+                self._settle(sealed, _unknown(sealed, sentence))
+        elif sealed.is_doubtful:
+            self._leave_unknown(sealed, sentence, sealed.refused)
+        else:
+            if sealed.identity is None:
+                self._unnumbered -= sealed.pending.count
+            else:
+                sealed.identity.cut(sealed.first)
+                self.is_recovering = True
+            self._remove(sealed)
+            if not sealed.is_abandoned:
+                self._settle(sealed, not_sent(sealed.pending, sentence, sealed.refused))
+
+    def _leave_unknown(self, sealed: SealedBatch, sentence: str, cause: Refused | None) -> None:
+        _of(sealed).is_broken = True
+        self.is_recovering = True
+        self._remove(sealed)
+        if not sealed.is_abandoned:
+            error = _unknown(sealed, sentence)
+            error.__cause__ = cause
+            self._settle(sealed, error)
+
+    def _remove(self, sealed: SealedBatch) -> None:
+        if sealed in self.sent:
+            del self.sent[sealed]
+        else:
+            self.waiting.remove(sealed)
+
+
+def _of(sealed: SealedBatch) -> StreamIdentity:
+    """The identity of a batch that has left."""
+    if sealed.identity is None:
+        raise OutcomeUnknown("a batch came back that never left")
+    return sealed.identity
+
+
+def request_of(sealed: SealedBatch) -> Produce:
+    """The request that carries a batch."""
+    identity = _of(sealed)
+    return identity.pinned_request if sealed.is_doubtful else identity.request
+
+
+def _unknown(sealed: SealedBatch, sentence: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"whether {_many(sealed.pending)} stored is not known: {sentence}")
+
+
+def not_sent(pending: PendingBatch, sentence: str, cause: Refused | None = None) -> NotSent:
+    """The error for a batch that is certainly not stored."""
+    why = f"{sentence}; the last refusal was {cause}" if cause is not None else sentence
+    error = NotSent(f"{_many(pending)} not stored: {why}")
+    error.__cause__ = cause
+    return error
+
+
+def _many(pending: PendingBatch) -> str:
+    what = "1 message" if pending.count == 1 else f"{pending.count} messages"
+    return f"{what} to {pending.subject} {'is' if pending.count == 1 else 'are'}"

@@ -1,0 +1,257 @@
+"""Who leads: pure decisions from the group's node and the live copies. `copy_lifecycle` acts on them.
+
+    no such group yet, and this copy is new here      Create, unless this copy is empty and others are not
+    the node names this copy, under its epoch         Lead
+    another copy leads, and lives                     FollowDecision
+    no copy leads, and this copy is in sync           Stand: compare-and-set with the next epoch
+    anything else                                     Wait, with the reason
+
+A master that was restarted stands like every other copy: it has lost what it knew of its replicas.
+
+`EpochPromise` keeps the highest epoch that this copy has promised to serve, in a small file of its data directory. The
+copy writes the promise before its first acknowledgement under a new epoch, and before it leads one. A copy that has
+promised an epoch follows no earlier one, also after a restart, and also where its logs were cut back below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from fairway.batch import checksum
+from fairway.errors import NoSuchFile, StorageFault, WrongDirectory
+from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy
+from fairway.runtime.disk import Disk
+
+FILE = "promise"
+MAGIC = b"FWYPRM\r\n"
+_COVERED = struct.Struct("<8sQ")
+_CRC = struct.Struct("<I")
+
+
+class EpochPromise:
+    """The promise of one data directory; `epoch` is 0 before the first promise."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.epoch = _read(disk)
+
+    async def keep(self, epoch: int) -> None:
+        """Promise to serve this epoch, and none below. Returns once the promise is on disk."""
+        if epoch <= self.epoch:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(fault: StorageFault | None) -> None:
+            if future.done():
+                return
+            if fault is None:
+                future.set_result(None)
+            else:
+                future.set_exception(fault)
+
+        covered = _COVERED.pack(MAGIC, epoch)
+        self._disk.publish_later(FILE, [covered, _CRC.pack(checksum(covered))], done)
+        await future
+        self.epoch = max(self.epoch, epoch)
+
+
+def _read(disk: Disk) -> int:
+    try:
+        file = disk.open(FILE)
+    except NoSuchFile:
+        return 0
+    try:
+        data = file.read(0, _COVERED.size + _CRC.size)
+    finally:
+        file.close()
+    covered, crc = data[: _COVERED.size], data[_COVERED.size :]
+    if not covered.startswith(MAGIC) or crc != _CRC.pack(checksum(covered)):
+        raise StorageFault(
+            f"the file {FILE} is damaged, and so it is not known which masters this copy may follow: start with an "
+            "empty directory, which is filled from the master"
+        )
+    return int(_COVERED.unpack(covered)[1])
+
+
+BROKER = "broker"
+DELAY = "delay"
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """This copy."""
+
+    directory: str  # hex
+    messages_id: int
+    actions_id: int
+    epoch: int  # the highest epoch that its logs have reached, or that it has promised
+    has_promised: bool = False  # it has been a copy of a group before
+    leads: int = 0  # the epoch that it leads under now; 0: it does not lead
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create the group, and lead it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Go on leading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowDecision:
+    master: str
+    host: str
+    port: int
+    epoch: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    why: str
+
+
+LeadershipDecision: TypeAlias = Create | Lead | Stand | FollowDecision | Wait
+
+
+def decide(
+    group: str, record: GroupRecord | None, living: Mapping[str, RegisteredCopy], me: Me, *, is_patient: bool = True
+) -> LeadershipDecision:
+    """What this copy does now. `is_patient`: wait for a deposed master that lives to step down first."""
+    if record is None:
+        return _without_record(group, living, me)
+    if me.leads and record.master == me.directory and record.epoch == me.leads:
+        return Lead()
+    master = living.get(record.master)
+    if record.master != me.directory and master is not None:
+        if record.epoch < me.epoch:
+            return Wait(
+                f"the registry says that {record.master} leads group {group} under epoch {record.epoch}, and this copy "
+                f"has seen epoch {me.epoch}: is it the registry of another cluster?"
+            )
+        return FollowDecision(record.master, master.host, master.port, record.epoch)
+    if me.directory not in record.in_sync:
+        return Wait(_nobody(group, record, living))
+    ruling = [each for each in living.values() if each.role == MASTER and each.directory != me.directory]
+    if ruling and is_patient:
+        return Wait(f"{ruling[0].directory} has been deposed and has not stepped down yet")
+    return Stand()
+
+
+def _without_record(group: str, living: Mapping[str, RegisteredCopy], me: Me) -> LeadershipDecision:
+    if me.has_promised:
+        return Wait(
+            f"the registry knows no group {group}, and this copy was in one: give it back what it had, or make the "
+            f"group anew from this copy with `fairway broker promote {group} --to {me.directory} --accept-data-loss`"
+        )
+    filled = {
+        each.directory: each.ends for each in living.values() if each.directory != me.directory and any(each.ends)
+    }
+    if filled and not me.epoch:
+        fullest = max(sorted(filled), key=filled.__getitem__)
+        return Wait(
+            f"the registry knows no group {group}, and {' and '.join(sorted(filled))} hold messages where this copy is "
+            f"empty: make the group anew with `fairway broker promote {group} --to {fullest} --accept-data-loss`"
+        )
+    return Create()
+
+
+def _nobody(group: str, record: GroupRecord, living: Mapping[str, RegisteredCopy]) -> str:
+    able = [each for each in record.in_sync if each in living]
+    if able:
+        return f"group {group} has no master, and {' or '.join(able)} is about to take over"
+    return (
+        f"group {group} has no master, and no copy that has everything lives ({', '.join(record.in_sync)}): start one "
+        f"of them, or take this one with `fairway broker promote {group} --accept-data-loss`"
+    )
+
+
+def foreign(group: str, record: GroupRecord, me: Me) -> str | None:
+    """Why this copy's logs are not the group's; None: they are. A group that was made by hand does not know its log
+    ids."""
+    is_ours = (record.messages_id in (0, me.messages_id)) and (record.actions_id in (0, me.actions_id))
+    if is_ours:
+        return None
+    return (
+        f"this data directory holds other logs than those of group {group} (messages {me.messages_id:016x}, the "
+        f"group's are {record.messages_id:016x}): start with an empty directory, or name the group it belongs to"
+    )
+
+
+def check_kind(group: str, record: GroupRecord | None, kind: str) -> None:
+    """`WrongDirectory` where a group of another kind has the name."""
+    if record is not None and record.kind != kind:
+        theirs, ours = _SERVERS.get(record.kind, record.kind), _SERVERS[kind]
+        raise WrongDirectory(f"{group} is a group of {theirs}, and this is one of {ours}: give it another --group")
+
+
+_SERVERS = {BROKER: "brokers", DELAY: "delay servers"}
+
+
+def next_epoch(record: GroupRecord | None, me: Me) -> int:
+    return max(me.epoch, 0 if record is None else record.epoch) + 1
+
+
+def founded(me: Me, *, kind: str = BROKER, min_in_sync: int | None = None) -> GroupRecord:
+    """The record of a group that begins with this copy."""
+    return GroupRecord(
+        kind,
+        next_epoch(None, me),
+        me.directory,
+        [me.directory],
+        min_in_sync or 1,
+        me.messages_id,
+        me.actions_id,
+        members=[me.directory],
+    )
+
+
+def succeeded(
+    record: GroupRecord, living: Mapping[str, RegisteredCopy], me: Me, *, min_in_sync: int | None = None
+) -> GroupRecord:
+    """The record after this copy has taken over. The set keeps the other copies in sync that live."""
+    others = [each for each in record.in_sync if each != me.directory and each in living]
+    return msgspec.structs.replace(
+        record,
+        epoch=next_epoch(record, me),
+        master=me.directory,
+        in_sync=[me.directory, *others],
+        min_in_sync=min_in_sync or record.min_in_sync,
+        messages_id=me.messages_id,
+        actions_id=me.actions_id,
+        members=with_member(record.members, me.directory),
+    )
+
+
+def promoted(
+    record: GroupRecord, living: Mapping[str, RegisteredCopy], to: str, *, accepts_data_loss: bool = False
+) -> GroupRecord:
+    """The record that names another master by hand. A copy outside the set is alone in the new set: the others may
+    differ."""
+    is_in_sync = to in record.in_sync
+    if not is_in_sync and not accepts_data_loss:
+        raise ValueError("a copy outside the in-sync set is promoted only where data loss is accepted")
+    kept = [each for each in record.in_sync if each == to or each in living] if is_in_sync else [to]
+    return msgspec.structs.replace(
+        record, epoch=record.epoch + 1, master=to, in_sync=kept, members=with_member(record.members, to)
+    )
+
+
+def with_member(members: list[str], directory: str) -> list[str]:
+    return members if directory in members else [*members, directory]

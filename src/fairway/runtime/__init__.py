@@ -1,0 +1,40 @@
+"""The runtime: the machine behind ports, so that a whole cluster can run in one process and be replayed from one seed.
+
+Outside this package, product code takes time, files, sockets, threads, processes and entropy as parameters. The command
+line and the Spark jobs may also open files that their user names.
+
+Ports, each with a real and a simulated implementation:
+
+    clock                wall and monotonic time, and a timekeeper that distrusts jumps
+    disk                 the port of the storage engine to a file system
+    net                  connections as asyncio transports, and TCP
+    rng                  entropy, or one seed
+    simulated/           loop, disk, net and chance from one seed
+
+The real disk:
+
+    real_disk            a locked directory, with its writer and reader threads
+    real_file            one open file: positioned reads and writes, syncs
+    directory_writer     the writer thread of a directory, and small commits on the loop
+    held_directory       keeps a directory open, so that its path cannot come to mean another
+    shared_directory     a directory that several processes share, with disks of their own
+    sqlite_file          an SQLite file, its thread, and a check of its log
+
+Connections of clients:
+
+    threaded_link        for programs without an event loop
+    loop_link            for programs with an event loop, and for servers
+    blocking_connection  for one thread that has nothing else to do; the dialer of `threaded_link`
+
+Processes and threads:
+
+    service              runs a server: its loop, signals, memory and descriptors
+    host                 the machine of a command: environment, free ports, keys
+    signals              stops candidates and handlers on a signal; their threads
+    process              a child process that can be killed
+    threads              bells, gates and locks between threads
+    thread_pools         computations and blocking jobs beside a loop
+    buffers              a large buffer that takes memory only as bytes are written
+    terminal             output of the command line, escaped where a terminal shows it
+    zookeeper_process    a ZooKeeper for development and tests
+"""

@@ -1,0 +1,431 @@
+"""The data source `fairway.events`: what happened to messages, from action logs and the indexes of subjects.
+
+    produced           a batch was stored                     from the index of its subject
+    pulled … dead      what groups and consumers did with it  from the action log
+    scheduled …        what a delay server did with messages  from that server's logs (`delay_log`)
+
+Each row stands for a range of messages. `docs/how-to/spark.md` lists the columns and the events.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from fairway.errors import Misuse
+from fairway.protocol.messages import Whence
+from fairway.spark import reader, stream
+from fairway.spark.broker_session import SubjectExtent
+from fairway.spark.events import delay_log, frames, plan
+from fairway.spark.events.delay_log import DelayJob, DelayPlanner, LogPlace, Places
+from fairway.spark.events.frames import Columns
+from fairway.spark.events.offsets import NAME, EventOffset, LogsPlace, between, mapped, parse
+from fairway.spark.events.options import EventOptions, event_options
+from fairway.spark.events.plan import WHAT, EventJob, EventPlanner, EventSplit, of_subject
+from fairway.spark.options import EARLIEST, LATEST, Where
+from fairway.spark.reader import ScanRange
+from fairway.spark.server_groups import ServerGroupAddress, SubjectPart
+from fairway.storage.index_file import ENTRY_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SMALL_BYTES: Final = 1 << 20  # takes less time to read than a task takes to start
+
+
+class EventSource(DataSource):
+    """The entry point for Spark: `spark.read.format("fairway.events")` and `readStream`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        return frames.EVENTS
+
+    def reader(self, schema: StructType) -> EventReader:
+        return EventReader(event_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802
+        return EventStreamReader(event_options(self.options), schema)
+
+
+class EventReader(DataSourceReader):
+    """Reads what has happened when the query is planned, between two places."""
+
+    def __init__(self, options: EventOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = frames.columns_of(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        planner = EventPlanner(self._options)
+        try:
+            extents = planner.extents()
+            made = [self._of_group(planner, group, extents) for group in planner.groups(extents)]
+        finally:
+            planner.close()
+        return [*itertools.chain.from_iterable(made), *self._delayed()]
+
+    def _of_group(
+        self, planner: EventPlanner, group: str, extents: Mapping[SubjectPart, SubjectExtent]
+    ) -> list[InputPartition]:
+        broker, options = planner.broker(group), self._options
+        actions_id = broker.actions().log_id
+        begin, end = broker.position(options.starting), broker.position(options.ending)
+        pieces = broker.pieces(begin, end, options.read.min_partitions)
+        ranges = []
+        if options.groups is None:
+            parts = [part for part in extents if part.broker_group == group]
+            begins = planner.resolve(dict.fromkeys(parts, options.starting))
+            ends = planner.resolve(dict.fromkeys(parts, options.ending))
+            ranges = [of_subject(part.subject, begins[part], ends[part], group) for part in parts]
+        ids = actions_id, broker.log.id
+        return _splits(_job(options, self._columns, planner.place(group), ids, is_strict=True), ranges, pieces)
+
+    def _delayed(self) -> list[InputPartition]:
+        options = self._options
+        if not options.has_delayed:
+            return []
+        planner = DelayPlanner(options)
+        try:
+            begins = planner.places(options.starting)
+            ends = planner.places(LATEST if options.ending.whence is Whence.TIME else options.ending)
+            times = _since_ms(options.starting), options.ending.value if options.ending.whence is Whence.TIME else None
+            job = _delay_job(options, self._columns, planner, ends, *times, is_strict=True)
+        finally:
+            planner.close()
+        return [delay_log.DelaySplit(job, each) for each in delay_log.ranges(begins, ends)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition)
+
+
+class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`readStream.format("fairway.events")`."""
+
+    def __init__(self, options: EventOptions, schema: StructType) -> None:
+        if options.read.has_ending:
+            raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
+        self._options = options
+        self._columns = frames.columns_of(schema)
+        self._planner: EventPlanner | None = None
+        self._delay_planner: DelayPlanner | None = None
+        self._starting = options.starting
+        self._initial: EventOffset | None = None
+        self._target: EventOffset | None = None  # where Trigger.AvailableNow ends
+        self._seen: EventOffset | None = None
+
+    @property
+    def _look(self) -> EventPlanner:
+        """The driver's planner. A copy of the reader in a task never uses it."""
+        if self._planner is None:
+            self._planner = EventPlanner(self._options)
+        return self._planner
+
+    @property
+    def _look_at_delay(self) -> DelayPlanner:
+        if self._delay_planner is None:
+            self._delay_planner = DelayPlanner(self._options)
+        return self._delay_planner
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state that travels to tasks. The conversations stay behind."""
+        return {**self.__dict__, "_planner": None, "_delay_planner": None}
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        if self._initial is None:
+            seen, starting = self._end(), self._begin()
+            groups = {name: self._beginning(name, each, starting) for name, each in seen.groups.items()}
+            self._initial = EventOffset(groups, self._delay_places(starting))
+        return self._initial.to_json()
+
+    def _beginning(self, group: str, seen: LogsPlace, starting: Where) -> LogsPlace:
+        parts = [SubjectPart(name, group) for name in seen.sequences]
+        begins = self._look.resolve(dict.fromkeys(parts, starting))
+        return seen._replace(
+            position=self._look.broker(group).position(starting),
+            sequences={part.subject: at for part, at in begins.items()},
+        )
+
+    def _begin(self) -> Where:
+        """Where a query without a checkpoint begins. The broker keeps LATEST from the first time on. If LATEST were
+        resolved again after a failed first batch, the events in between would be skipped."""
+        if self._starting != LATEST:
+            return self._starting
+        if self._options.query is None:
+            raise Misuse(
+                "a stream that starts at latest needs the option query: the place is kept under that name on the "
+                'broker, so that a first batch that fails loses nothing. Add .option("query", "my-query")'
+            )
+        self._starting = Where(Whence.TIME, self._look.held_ms(self._options.query))
+        return self._starting
+
+    def _delay_places(self, where: Where) -> dict[str, LogPlace]:
+        return self._look_at_delay.places(where) if self._options.has_delayed else {}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._end()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.events_per_trigger is not None:
+            return ReadMaxRows(self._options.events_per_trigger)
+        bytes_max = self._options.read.bytes_per_trigger
+        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return None if self._seen is None else self._seen.to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        seen = self._end()
+        begin = self._checked(mapped(parse(start), seen, self._look.where), seen)
+        end = self._until(begin)
+        if end == begin and self._target is None:
+            waits = {
+                name: (each.position, each.sequences) for name, each in begin.groups.items() if name in seen.groups
+            }
+            self._look.wait_for_any(waits, self._options.read.poll_ms)
+            self._end()
+            end = self._until(begin)
+        end = self._limited(begin, end, limit)
+        return start if end == begin else end.to_json()
+
+    def _limited(self, begin: EventOffset, end: EventOffset, limit: ReadLimit) -> EventOffset:
+        if isinstance(limit, ReadAllAvailable):
+            return end
+        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.read.bytes_per_trigger
+        if bytes_max is not None:
+            end = self._within(begin, end, bytes_max)
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.events_per_trigger
+        return end if rows_max is None else self._within_rows(begin, end, rows_max)
+
+    def _end(self) -> EventOffset:
+        """Where all logs end now."""
+        extents = self._look.extents()
+        groups = {}
+        for group in self._look.groups(extents):
+            actions = self._look.broker(group).actions()
+            ends = {part.subject: extent.end for part, extent in extents.items() if part.broker_group == group}
+            if self._options.groups is not None:
+                ends = {}  # a stream of some groups has no `produced` events
+            log_id = self._look.broker(group).log.id
+            groups[group] = LogsPlace(actions.log_id, log_id, actions.committed_end, ends)
+        self._seen = EventOffset(groups, self._delay_places(LATEST))
+        return self._seen
+
+    def _until(self, begin: EventOffset) -> EventOffset:
+        """Where the next micro-batch may end: at the end of all logs, or where AvailableNow is to end."""
+        seen = self._seen or begin
+        groups = {name: self._until_in(name, each, begin.groups.get(name)) for name, each in seen.groups.items()}
+        delay = between(begin.delay, seen.delay, None if self._target is None else self._target.delay)
+        return EventOffset({**begin.groups, **groups}, delay)
+
+    def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace | None) -> LogsPlace:
+        begin = begin or _none_of(end)
+        target = None if self._target is None else self._target.groups.get(group, _none_of(end))
+        if target is not None and target.actions_id == end.actions_id:
+            ends = {name: min(at, target.sequences.get(name, 0)) for name, at in end.sequences.items()}
+            end = end._replace(position=min(end.position, target.position), sequences=ends)
+        sequences = {name: max(at, begin.sequences.get(name, 0)) for name, at in end.sequences.items()}
+        return end._replace(
+            position=max(end.position, begin.position), sequences={**begin.sequences, **sequences}
+        )  # fmt: skip
+
+    def _checked(self, begin: EventOffset, end: EventOffset) -> EventOffset:
+        """The position to continue from: the checkpoint's, unless a log was replaced or cut short and the user accepts
+        that."""
+        is_strict = self._options.read.fail_on_data_loss
+        groups = dict(begin.groups)
+        for name, now in end.groups.items():
+            groups[name] = self._checked_in(name, begin.groups.get(name), now)
+        for name, at in begin.delay.items():
+            known = end.delay.get(name, at)
+            if is_strict and known.log_id != at.log_id:
+                raise reader.other_log("delayed messages", self._look.where)
+            if is_strict and known.position < at.position:
+                raise reader.cut_short("the delay server", known.position, at.position)
+        is_anew = any(name in begin.groups and begin.groups[name].ids != now.ids for name, now in end.groups.items())
+        return EventOffset(groups, {} if is_anew else begin.delay)
+
+    def _checked_in(self, group: str, begin: LogsPlace | None, now: LogsPlace) -> LogsPlace:
+        is_strict = self._options.read.fail_on_data_loss
+        if begin is None:
+            return _none_of(now)  # new to the stream: read it from its beginning
+        if begin.ids != now.ids:
+            if is_strict:
+                raise reader.other_log(WHAT, self._look.where)
+            return _none_of(now)
+        if begin.position <= now.position:
+            return begin
+        end = self._look.broker(group).awaited_position(begin.position)
+        if is_strict and end < begin.position:
+            raise reader.cut_short(WHAT, end, begin.position)
+        return begin._replace(position=min(begin.position, end))
+
+    def _within(self, begin: EventOffset, end: EventOffset, bytes_max: int) -> EventOffset:
+        """Cut the end down to so many bytes of logs and indexes, shared among those that have something."""
+        share = max(bytes_max // (len(_busy(begin, end)) + len(end.groups) + len(end.delay)), ENTRY_BYTES)
+        groups = {}
+        for name, each in end.groups.items():
+            broker, start = self._look.broker(name), begin.groups.get(name) or _none_of(each)
+            ends = {
+                subject: broker.reach_entries(subject, start.sequences.get(subject, 0), at, share // ENTRY_BYTES)
+                for subject, at in each.sequences.items()
+                if at > start.sequences.get(subject, 0)
+            }
+            position = broker.boundary(start.position + share, each.position)
+            groups[name] = each._replace(position=position, sequences={**each.sequences, **ends})
+        delay, _ = self._delay_within(begin, end, share // delay_log.EVENT_BYTES)
+        return EventOffset(groups, delay)
+
+    def _delay_within(self, begin: EventOffset, end: EventOffset, rows: int) -> tuple[dict[str, LogPlace], int]:
+        """Cut each log of the delay servers down to `rows` events; returns how many events that is in all."""
+        places, counted = dict(end.delay), 0
+        for wanted in delay_log.ranges(begin.delay, end.delay):
+            name = wanted.subject
+            position, more = self._look_at_delay.reach(name, wanted.begin, wanted.end, rows)
+            places[name] = places[name]._replace(position=position)
+            counted += more
+        return places, counted
+
+    def _within_rows(self, begin: EventOffset, end: EventOffset, rows_max: int) -> EventOffset:
+        """Cut the end down to so many events. The logs get their shares first, the indexes of subjects the rest. Each
+        gets at least a record or a batch, so that none waits for ever."""
+        busy = _busy(begin, end)
+        share = max(rows_max // (len(busy) + len(end.groups) + len(end.delay)), 1)
+        delay, counted = self._delay_within(begin, end, share)
+        positions = {}
+        for name, each in end.groups.items():
+            start = begin.groups.get(name) or _none_of(each)
+            positions[name], more = self._look.broker(name).reach_actions(start.position, each.position, share)
+            counted += more
+        given = stream.shares(busy, max(rows_max - counted, 1))
+        groups = {}
+        for name, each in end.groups.items():
+            start = begin.groups.get(name) or _none_of(each)
+            ends = {
+                part.subject: self._look.broker(name).reach_entries(
+                    part.subject, start.sequences.get(part.subject, 0), each.sequences[part.subject], given.get(part, 0)
+                )
+                for part in busy
+                if part.broker_group == name
+            }
+            groups[name] = each._replace(position=positions[name], sequences={**each.sequences, **ends})
+        return EventOffset(groups, delay)
+
+    # --- a micro-batch -----------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        seen = self._seen or self._end()
+        begin, until = (mapped(parse(each), seen, self._look.where) for each in (start, end))
+        made: list[InputPartition] = []
+        is_same = True
+        for name, each in until.groups.items():
+            known = begin.groups.get(name)
+            is_known = known is not None and known.ids == each.ids
+            is_same = is_same and (known is None or is_known)
+            made += self._of_group(name, known if known is not None and is_known else _none_of(each), each, is_known)
+        delayed = delay_log.ranges(begin.delay if is_same else {}, until.delay)
+        if delayed:
+            since_ms, planner = _since_ms(self._begin()), self._look_at_delay
+            job = _delay_job(self._options, self._columns, planner, until.delay, since_ms, None, is_strict=is_same)
+            made += [delay_log.DelaySplit(job, each) for each in delayed]
+        return made
+
+    def _of_group(self, group: str, begin: LogsPlace, until: LogsPlace, is_strict: bool) -> list[InputPartition]:
+        pieces = self._look.broker(group).pieces(begin.position, until.position, self._options.read.min_partitions)
+        new = [SubjectPart(name, group) for name in sorted(until.sequences.keys() - begin.sequences.keys())]
+        firsts = self._look.resolve(dict.fromkeys(new, EARLIEST))
+        begins = {**{part.subject: at for part, at in firsts.items()}, **begin.sequences}
+        ranges = [of_subject(name, begins[name], at, group) for name, at in until.sequences.items()]
+        job = _job(self._options, self._columns, self._look.place(group), until.ids, is_strict=is_strict)
+        return _splits(job, ranges, pieces)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the logs keep their events anyway."""
+
+    def stop(self) -> None:
+        for each in (self._planner, self._delay_planner):
+            if each is not None:
+                each.close()
+        self._planner = self._delay_planner = None
+
+
+def _none_of(logs: LogsPlace) -> LogsPlace:
+    """The beginning of the logs."""
+    return logs._replace(position=0, sequences={})
+
+
+def _busy(begin: EventOffset, end: EventOffset) -> dict[SubjectPart, int]:
+    """The number of waiting messages of each subject that has any."""
+    found = {}
+    for group, each in end.groups.items():
+        start = begin.groups.get(group) or _none_of(each)
+        for name, at in each.sequences.items():
+            if at > start.sequences.get(name, 0):
+                found[SubjectPart(name, group)] = at - start.sequences.get(name, 0)
+    return found
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if isinstance(partition, delay_log.DelaySplit):
+        return delay_log.read(partition.job, partition.wanted)
+    return plan.read(partition) if isinstance(partition, EventSplit) else iter(())
+
+
+def _job(
+    options: EventOptions, columns: Columns, place: ServerGroupAddress, ids: tuple[int, int], *, is_strict: bool
+) -> EventJob:  # fmt: skip
+    return EventJob(
+        place, *ids, columns, options.groups, options.read.subjects, is_strict and options.read.fail_on_data_loss
+    )
+
+
+def _delay_job(
+    options: EventOptions,
+    columns: Columns,
+    planner: DelayPlanner,
+    ends: Places,
+    since_ms: int,
+    until_ms: int | None,
+    *,
+    is_strict: bool,
+) -> DelayJob:
+    return DelayJob(
+        planner.groups,
+        {name: at.log_id for name, at in ends.items()},
+        columns,
+        options.read.subjects,
+        since_ms,
+        until_ms,
+        is_strict and options.read.fail_on_data_loss,
+    )
+
+
+def _since_ms(starting: Where) -> int:
+    return starting.value if starting.whence is Whence.TIME else 0
+
+
+def _splits(job: EventJob, ranges: list[ScanRange], actions: list[ScanRange]) -> list[InputPartition]:
+    """One task for each piece of the action log. A single small piece shares a task with `produced` events."""
+    tasks = reader.cut(ranges, None)
+    if tasks and len(actions) == 1 and actions[0].size <= _SMALL_BYTES:
+        tasks[0] = (*actions, *tasks[0])
+    else:
+        tasks += [(each,) for each in actions]
+    return [EventSplit(job, each) for each in tasks]

@@ -1,0 +1,208 @@
+"""A driver's questions to all broker groups: which subjects exist and where, their extents, positions and sizes.
+
+A broker that is named by its address counts as a cluster of one group, and needs no meta server.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Generic, TypeVar
+
+from fairway.client import url
+from fairway.errors import Misuse
+from fairway.limits import MIB
+from fairway.protocol.admin_messages import Depth, Describe, Scan
+from fairway.runtime import host
+from fairway.spark.broker_session import BrokerSession, LogId, SubjectExtent, dry
+from fairway.spark.connection import wait_any_of
+from fairway.spark.options import ReadOptions, Where, is_pattern
+from fairway.spark.reader import ScanRange
+from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, ServerGroups, SubjectPart
+
+SAMPLE_BYTES: Final = 64 * MIB  # of the log that a dry scan covers, to learn how large messages are
+
+BrokerT = TypeVar("BrokerT", bound=BrokerSession)
+
+
+class PlannerPort(Generic[BrokerT]):
+    """A driver's conversations with broker groups, and with the meta servers of a cluster."""
+
+    def __init__(self, options: ReadOptions, meet: Callable[[ServerGroupAddress], BrokerT]) -> None:
+        self._options = options
+        self._meet = meet
+        self._brokers: dict[str, BrokerT] = {}
+        is_cluster = bool(url.parse_any(options.url).meta)
+        self.server_groups = ServerGroups(options.url, options.patience_s) if is_cluster else None
+
+    def close(self) -> None:
+        for each in self._brokers.values():
+            each.close()
+        if self.server_groups is not None:
+            self.server_groups.close()
+
+    def broker(self, group: str) -> BrokerT:
+        """The conversation with one broker group."""
+        found = self._brokers.get(group)
+        if found is None:
+            found = self._brokers[group] = self._meet(self._options.place(group))
+        return found
+
+    @property
+    def where(self) -> str:
+        return self.broker(BROKER_GROUP).caller.where if self.server_groups is None else self.server_groups.where
+
+    @property
+    def logs(self) -> dict[str, LogId]:
+        """The logs of the broker groups that were asked so far."""
+        return {group: each.log for group, each in self._brokers.items() if each.log.id}
+
+    def place(self, group: str) -> ServerGroupAddress:
+        return self._options.place(group)
+
+    # --- subjects ----------------------------------------------------------------------------------------------------
+
+    def extents(self) -> dict[SubjectPart, SubjectExtent]:
+        """The extents of the subjects that the options mean, in the order of their names."""
+        return self._alone() if self.server_groups is None else self._in_cluster(self.server_groups)
+
+    def _alone(self) -> dict[SubjectPart, SubjectExtent]:
+        broker, names = self.broker(BROKER_GROUP), self._options.names
+        alone = self._options.subjects[0] if len(self._options.subjects) == 1 else None
+        stored = broker.extents(None if alone is None or is_pattern(alone) else alone)
+        for name in names:
+            if name not in stored:
+                stored |= broker.extents(name)  # a broker lists an inbox only if asked for the inbox by name
+            if name not in stored:
+                raise unknown(name, broker.extents(), self.where)
+        wanted = set(names) | {name for name in stored if self._is_matched(name)}
+        return {SubjectPart(name): stored[name] for name in sorted(wanted)}
+
+    def _in_cluster(self, server_groups: ServerGroups) -> dict[SubjectPart, SubjectExtent]:
+        """Extents in a cluster. A broker group that is to hold a subject, and has nothing of it yet, has an empty
+        extent."""
+        names = self._options.names
+        held = server_groups.holders(names) if names else {}
+        for name in names:
+            if not held.get(name):
+                raise unknown(name, server_groups.all_holders(), self.where)
+        found = self._named([SubjectPart(name, group) for name in names for group in held[name]])
+        self._check_known(server_groups, found)
+        if self._options.patterns:
+            found |= self._matched(server_groups)
+        return {part: found[part] for part in sorted(found)}
+
+    def _check_known(self, server_groups: ServerGroups, found: Mapping[SubjectPart, SubjectExtent]) -> None:
+        """Refuse subjects that do not exist: a single broker that acts as meta server accepts any name of a subject."""
+        stored = {part.subject for part, extent in found.items() if extent.end}
+        empty = [part.subject for part in found if part.subject not in stored]
+        listed = server_groups.all_holders() if empty else {}
+        for name in empty:
+            if name.rpartition(":")[2] not in listed:
+                raise unknown(name, listed, self.where)
+
+    def _named(self, parts: Iterable[SubjectPart]) -> dict[SubjectPart, SubjectExtent]:
+        tickets = [
+            (part, self.broker(part.broker_group).caller.put(Describe(Depth.SUBJECTS, part.subject))) for part in parts
+        ]
+        found = {}
+        for part, ticket in tickets:
+            page = self.broker(part.broker_group).described(ticket)
+            states = [] if page is None else [each for each in page.subjects if each.name == part.subject]
+            found[part] = (
+                SubjectExtent(states[0].first_sequence, states[0].committed_end) if states else SubjectExtent(0, 0)
+            )
+        return found
+
+    def _matched(self, server_groups: ServerGroups) -> dict[SubjectPart, SubjectExtent]:
+        """The subjects that match a pattern. Meta servers do not know the brokers' internal subjects, so broker groups
+        are asked for those."""
+        held = {name: groups for name, groups in server_groups.all_holders().items() if self._is_matched(name)}
+        wants_internal = any(":" in pattern for pattern in self._options.patterns)
+        groups = list(server_groups.groups()) if wants_internal else [each for of in held.values() for each in of]
+        found = {SubjectPart(name, group): SubjectExtent(0, 0) for name, of in held.items() for group in of}
+        for group in sorted(set(groups)):
+            stored = self.broker(group).extents()
+            found |= {SubjectPart(name, group): stored[name] for name in stored if self._is_matched(name)}
+        return found
+
+    def _is_matched(self, name: str) -> bool:
+        return any(_matches(name, pattern) for pattern in self._options.patterns)
+
+    # --- places ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, places: Mapping[SubjectPart, Where]) -> dict[SubjectPart, int]:
+        """The sequences that these places stand for now."""
+        tickets = {
+            part: self.broker(part.broker_group).caller.put(Scan(part.subject, place.whence, place.value, None, 0))
+            for part, place in places.items()
+        }
+        return {
+            part: self.broker(part.broker_group).scanned(part.subject, ticket).next_sequence
+            for part, ticket in tickets.items()
+        }
+
+    def measured(self, ranges: Iterable[ScanRange]) -> list[ScanRange]:
+        """The ranges, each with the mean size of its messages."""
+        tickets = [
+            (each, self.broker(each.broker_group).caller.put(dry(each.subject, each.begin, each.end, SAMPLE_BYTES)))
+            for each in ranges
+        ]
+        measured = []
+        for each, ticket in tickets:
+            scanned = self.broker(each.broker_group).scanned(each.subject, ticket)
+            messages = scanned.next_sequence - max(each.begin, scanned.first_sequence)
+            mean = scanned.size_bytes / messages if messages > 0 and scanned.size_bytes else each.message_bytes
+            measured.append(each._replace(message_bytes=mean))
+        return measured
+
+    def reach(self, part: SubjectPart, begin: int, end: int, bytes_max: int) -> int:
+        """The sequence up to which there are `bytes_max` bytes: whole batches, and at least one."""
+        return self.broker(part.broker_group).reach(part.subject, begin, end, bytes_max)
+
+    def awaited(self, part: SubjectPart, end: int) -> int:
+        """Where a subject ends that was seen to end later; 0: there is no other copy that could know."""
+        return self.broker(part.broker_group).awaited(part.subject, end)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def wait(self, ends: Mapping[SubjectPart, int], wait_ms: int) -> None:
+        """Wait until something is stored behind one of these ends, or for `wait_ms`."""
+        of: dict[str, dict[str, int]] = {}
+        for part, end in ends.items():
+            of.setdefault(part.broker_group, {})[part.subject] = end
+        waits = [(self.broker(group).caller, self.broker(group).poll(each, wait_ms)) for group, each in of.items()]
+        if waits:
+            wait_any_of(waits, wait_ms / 1_000)
+        else:
+            host.sleep(wait_ms / 1_000)  # no subject matches the patterns yet
+
+    # --- the query's group -------------------------------------------------------------------------------------------
+
+    def hold(self, part: SubjectPart, group: str, place: Where) -> int:
+        """The group's cursor on the subject. A missing group is made, with its cursor at `place`."""
+        return self.broker(part.broker_group).hold(part.subject, group, place)
+
+    def progress(self, part: SubjectPart, group: str, sequence: int) -> None:
+        """Move the cursor: the query is done with everything below `sequence`."""
+        self.broker(part.broker_group).progress(part.subject, group, sequence)
+
+
+class Planner(PlannerPort[BrokerSession]):
+    """The planner of reads of messages."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(options, BrokerSession)
+
+
+def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:
+    """The error for a subject that does not exist."""
+    near = difflib.get_close_matches(name, stored, 1)
+    hint = f"did you mean {near[0]!r}?" if near else "`fairway subjects` lists those that are there"
+    return Misuse(f"no subject {name!r} at {where}: nothing was ever sent to it; {hint}")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether the name matches; internal subjects match only patterns with a colon."""
+    return fnmatch.fnmatchcase(name, pattern) and (":" not in name or ":" in pattern)

@@ -1,0 +1,259 @@
+"""The transactional outbox for asyncio: AsyncEngine, AsyncSession, AsyncConnection.
+
+    async with AioOutbox(engine, "fairway://127.0.0.1:20880") as outbox:
+        async with AsyncSession(engine) as session, session.begin():
+            session.add(order)
+            await outbox.send(session, "order.changed", b"...", key="o-42")
+
+SQLAlchemy reports the course of a transaction on the loop, so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Self
+
+from sqlalchemy import MetaData
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+
+from fairway.batch import MessageId
+from fairway.client import url as urls
+from fairway.client.core import Duration, seconds_of
+from fairway.errors import Misuse
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.net import Net, RealNet
+from fairway.runtime.rng import RealRng, Rng
+from fairway.sql.database import AsyncBound, apart_async, own_async
+from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Sender
+from fairway.sql.outbox_encoding import Nobody, Picker
+from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
+from fairway.sql.outbox_sender import AnyAioOutboxSender, aio_sender_to
+from fairway.sql.outbox_table import NAME, outbox_table
+from fairway.sql.outbox_writer import OutboxBatches, OutboxWriter
+from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
+from fairway.sql.relay_rounds import RelayOptions
+from fairway.sql.table_setup import make_async
+
+_POLL_S: Final = 0.02
+
+
+class AioOutbox:
+    """An outbox on one loop. `Outbox` explains the arguments."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        url: str | None = None,
+        *,
+        table: str = NAME,
+        schema: str | None = None,
+        relays: bool = True,
+        options: RelayOptions | None = None,
+        clock: Clock | None = None,
+        rng: Rng | None = None,
+        net: Net | None = None,
+    ) -> None:
+        if not isinstance(engine, AsyncEngine):
+            raise Misuse(f"an AioOutbox is made on an AsyncEngine, not on {type(engine).__name__}; Outbox on an Engine")
+        is_cluster = url is not None and bool(urls.parse_any(url).meta)
+        check_engine(engine.sync_engine, is_shared=url is not None)
+        self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
+        self._options = options or RelayOptions()
+        self._engine = engine
+        self._own_engine = own_async(engine)
+        self._apart = apart_async(engine)
+        self._url = url
+        self._has_relay = relays
+        self.metadata = MetaData()
+        self.table = outbox_table(self.metadata, table, schema)
+        self.counts = OutboxCounts()
+        self._stored = asyncio.Event()
+        self._sender = Sender(self.counts, self._stored.set)
+        self._outbox_sender: AnyAioOutboxSender | None = None
+        self._relay: AioRelay | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending = asyncio.Event()
+        self._relaying = asyncio.Event()  # set: the relay stops
+        self._is_closed = False
+        self._is_deleting = False
+        self._deleting_trouble: str | None = None
+        self._writer = OutboxWriter(
+            engine.sync_engine,
+            self.table,
+            self._clock,
+            self._rng,
+            grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
+            on_committed=None if url is None else self._on_committed,
+            picker=self._picker if is_cluster else None,
+        )
+
+    # --- for programs ------------------------------------------------------------------------------------------------
+
+    async def create(self) -> None:
+        """Make the table and its index if they are missing."""
+        await make_async(self._engine, self.table)
+
+    async def send(
+        self,
+        bound: AsyncBound,
+        subject: str,
+        payload: bytes,
+        key: str | None = None,
+        tags: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
+    ) -> MessageId:
+        """Add a message to the transaction of that AsyncSession or AsyncConnection; returns the message's final id."""
+        if self._url is not None and self._outbox_sender is None:
+            raise Misuse("this outbox is not open: `async with AioOutbox(engine, url) as outbox`")
+        if not isinstance(bound, AsyncSession | AsyncConnection):
+            raise Misuse(
+                f"a {type(bound).__name__} holds no transaction for asyncio: give the AsyncConnection or the "
+                "AsyncSession that has begun it, or make an Outbox"
+            )
+        return await bound.run_sync(self._writer.send, subject, payload, key, tags, headers, after, at)
+
+    async def state(self) -> OutboxState:
+        """The table's present state: messages pending, the age of the oldest, messages set aside."""
+        async with self._own_engine.connect() as connection:
+            return await connection.run_sync(self._writer.rows.state, self._clock)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is sent or deleted now; None: no problem is known."""
+        sender = None if self._outbox_sender is None else self._outbox_sender.trouble
+        return self._deleting_trouble or sender or (None if self._relay is None else self._relay.trouble)
+
+    async def set_aside(self, limit: int = 100) -> list[RefusedBatch]:
+        """Batches that brokers refused for good, oldest first."""
+        async with self._own_engine.connect() as connection:
+            return await connection.run_sync(self._writer.rows.set_aside, limit)
+
+    async def retry(self, ids: Sequence[str] | None = None) -> list[str]:
+        """Let relays send again the given rows that were set aside, or all of them. Returns the ids of those rows."""
+        rows = self._writer.rows
+        async with self._own_engine.begin() as connection:
+            found = await connection.run_sync(rows.parked_ids, ids, RETRY_ROWS_MAX)
+            if found:
+                await connection.run_sync(rows.unstamp, found, self._clock.wall_ms())
+        return found
+
+    async def discard(self, ids: Sequence[str]) -> list[str]:
+        """Delete rows that were set aside: their messages are never sent. Returns the ids of the deleted rows."""
+        rows = self._writer.rows
+        async with self._own_engine.begin() as connection:
+            found = await connection.run_sync(rows.parked_ids, ids, RETRY_ROWS_MAX)
+            if found:
+                await connection.run_sync(rows.delete, found)
+        return found
+
+    async def flush(self, timeout: Duration = CLOSE_S) -> bool:  # noqa: ASYNC109  as in the sync face
+        """Wait until the messages that this process committed are sent and deleted; False: some remain in the table."""
+        timeout_s = seconds_of(timeout)
+        is_quiet = self._outbox_sender is None or await self._outbox_sender.wait_quiet(timeout_s)
+        for _ in range(int(timeout_s / _POLL_S)):
+            if not self._sender.stored and not self._is_deleting:
+                return is_quiet
+            await asyncio.sleep(_POLL_S)
+        return False
+
+    async def open(self) -> None:
+        """Connect and start the tasks; `async with` calls this."""
+        if self._is_closed:
+            raise Misuse("this outbox is closed: make another")
+        if self._url is None or self._outbox_sender is not None:
+            return
+        linger_s = self._options.send_linger_s
+        sender = self._outbox_sender = aio_sender_to(self._url, self._clock, self._rng, self._net, linger_s=linger_s)
+        self._tasks = [asyncio.create_task(self._delete(), name="fairway-outbox")]
+        if self._has_relay:
+            relay = self._relay = AioRelay(
+                self._apart, self._url, table=self.table.name, schema=self.table.schema, options=self._options,
+                clock=self._clock, rng=self._rng, net=self._net,
+            )  # fmt: skip
+            self._tasks.append(asyncio.create_task(self._run(relay, sender), name="fairway-outbox-relay"))
+
+    async def close(self, timeout: Duration = CLOSE_S) -> None:  # noqa: ASYNC109
+        """`flush`, then end. Unsent rows stay in the table, for a relay or the next start."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._relaying.set()
+        sender = self._outbox_sender
+        if sender is None:
+            self._writer.close()
+            return
+        await self.flush(seconds_of(timeout) if sender.is_open else AWAY_S)
+        self._ending.set()
+        self._stored.set()
+        try:
+            ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            await sender.close()
+            self._outbox_sender = None
+            self._writer.close()
+            if self._apart.pool is not self._engine.pool:
+                await self._apart.dispose()
+        for surprise in filter(None, ended):
+            raise surprise
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- after a commit ----------------------------------------------------------------------------------------------
+
+    def _picker(self) -> Picker:
+        return (None if self._outbox_sender is None else self._outbox_sender.picker) or Nobody()
+
+    def _on_committed(self, committed: OutboxBatches) -> None:
+        if self._outbox_sender is not None:
+            self._outbox_sender.put(self._sender.outbox_batches(committed))
+
+    async def _run(self, relay: AioRelay, sender: AnyAioOutboxSender) -> None:
+        while not self._relaying.is_set():
+            try:
+                async with (
+                    self._engine.connect() as connection
+                ):  # before engines derived from this one (`database.apart`)
+                    await connection.run_sync(self._writer.rows.look)
+                    break
+            except DATABASE_TROUBLE as problem:
+                relay.note(f"the database: {first_line(problem)}")
+                await heard(self._relaying, TROUBLE_S)
+        await relay.run(sender, self._relaying)
+
+    async def _delete(self) -> None:
+        """Delete stored rows, many at a time, until the end is asked for."""
+        while not self._ending.is_set():
+            await self._stored.wait()
+            self._stored.clear()
+            await heard(self._ending, self._options.delete_linger_s)
+            self._is_deleting = True
+            while self._sender.stored and await self._delete_some():
+                pass
+            self._is_deleting = False
+
+    async def _delete_some(self) -> bool:
+        """Delete one portion; False: the database failed."""
+        ids = self._sender.take_stored(self._options.delete_rows_max)
+        try:
+            async with self._apart.begin() as connection:
+                self.counts.deleted += await connection.run_sync(self._writer.rows.delete, ids)
+        except DATABASE_TROUBLE as problem:
+            self._deleting_trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
+            self._sender.stored.extendleft(reversed(ids))
+            if not await heard(self._ending, TROUBLE_S):
+                self._stored.set()
+            return False
+        self._deleting_trouble = None
+        return True

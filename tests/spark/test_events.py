@@ -250,8 +250,8 @@ def test_unknown_subject_is_named(broker: Running, fw: Client) -> None:
 
 
 def test_conversations_stay_with_the_driver(fw: Client, broker: Running, streams: list[EventStreamReader]) -> None:
-    fw.send("flow", b"x").result(WAIT_S)
-    made = stream(streams, broker.url, subject="flow")
+    fw.send("kept", b"x").result(WAIT_S)
+    made = stream(streams, broker.url, subject="kept")
     made.latestOffset(made.initialOffset(), ReadAllAvailable())
     assert made._planner is not None
     state = made.__getstate__()

@@ -16,7 +16,7 @@ from kazoo.exceptions import UnimplementedError
 from fairway.errors import Misuse
 from fairway.registry.kazoo_client import ZooKeeperConnection, translated
 from fairway.registry.port import AnswerLost, SessionState
-from fairway.registry.zookeeper import ZooKeeperRegistry
+from fairway.registry.zookeeper import ARMING_MAX, ZooKeeperRegistry
 from fairway.runtime.clock import RealClock
 from tests.support import zookeeper
 from tests.support.cable import Cable
@@ -119,18 +119,49 @@ def test_connection_that_breaks_leaves_no_gap_in_a_tree_watch(play: Play) -> Non
     play(story)
 
 
-def test_thousands_of_watches_leave_the_session_its_questions(play: Play) -> None:
+class _CountedConnection(ZooKeeperConnection):
+    """Counts the requests that wait for an answer."""
+
+    waiting = 0
+    waiting_most = 0
+
+    def ask(self, request: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
+        answer = super().ask(request, *args, **options)
+        self.waiting += 1
+        self.waiting_most = max(self.waiting_most, self.waiting)
+        answer.add_done_callback(self._answered)
+        return answer
+
+    def _answered(self, _: object) -> None:
+        self.waiting -= 1
+
+
+class _CountingRegistry(ZooKeeperRegistry):
+    line_class = _CountedConnection
+
+
+def test_thousands_of_watches_leave_the_session_its_questions() -> None:
     """A question that waits behind all of them has no answer in time, and its connection is given up."""
 
-    async def story(scene: Scene) -> None:
-        called: set[int] = set()
-        for number in range(4_000):
-            scene.client.watch(f"/w/{number}", partial(called.add, number))
-        await until(lambda: len(called) == 4_000)
-        assert scene.states == []
-        assert scene.is_certain
+    async def main() -> None:
+        client = await _CountingRegistry.open(
+            zookeeper.shared().hosts, root="/tests/thousands-of-watches", session_ms=4_000
+        )
+        try:
+            states: list[SessionState] = []
+            client.on_session = states.append
+            called: set[int] = set()
+            for number in range(4_000):
+                client.watch(f"/w/{number}", partial(called.add, number))
+            await until(lambda: len(called) == 4_000)
+            assert isinstance(client._line, _CountedConnection)
+            assert client._line.waiting_most <= ARMING_MAX
+            assert states == []
+            assert client.certain_until_ns() > RealClock().monotonic_ns()
+        finally:
+            await client.close()
 
-    play(story)
+    asyncio.run(main())
 
 
 class _OldLine(ZooKeeperConnection):

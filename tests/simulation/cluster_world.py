@@ -16,7 +16,7 @@ from fairway.replication.leader import LeaderOptions
 from fairway.runtime.clock import SimClock
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.thread_pools import SimRunner
+from fairway.runtime.threads import SimRunner
 from fairway.storage.store import StoreOptions
 from tests.simulation.broker_clients import PORT, Scene
 

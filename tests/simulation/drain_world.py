@@ -20,7 +20,7 @@ from fairway.registry.layout import GroupRecord
 from fairway.registry.simulated_client import SimRegistry
 from fairway.replication.copy_options import CopyOptions, CopyRuntime
 from fairway.runtime.simulated.files import Volume
-from fairway.runtime.thread_pools import SimRunner
+from fairway.runtime.threads import SimRunner
 from tests.unit.delay.cluster import SESSION_MS, Cluster
 from tests.unit.delay.scene import PORT, STORE, SUBJECT
 

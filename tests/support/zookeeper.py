@@ -1,4 +1,4 @@
-"""A real ZooKeeper to throw away (`fairway.runtime.zookeeper_process`), and one that all tests of a process share."""
+"""A real ZooKeeper to throw away (`fairway.runtime.process`), and one that all tests of a process share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import functools
 from contextlib import ExitStack
 
-from fairway.runtime.zookeeper_process import READY_S, TICK_MS, Ensemble, ZooKeeperServer, ensemble
+from fairway.runtime.process import READY_S, TICK_MS, Ensemble, ZooKeeperServer, ensemble
 
 __all__ = ["READY_S", "TICK_MS", "Ensemble", "ZooKeeperServer", "ensemble", "shared"]
 

@@ -28,7 +28,7 @@ from fairway.names import Subject
 from fairway.protocol import Bytes
 from fairway.protocol.messages import Produce
 from fairway.runtime.clock import Clock
-from fairway.runtime.thread_pools import WorkPool
+from fairway.runtime.threads import WorkPool
 from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
 from fairway.serving.creation_rate import CreationRate
 from fairway.serving.requests import ServedRequest, checked_secret, produced

@@ -49,7 +49,7 @@ from fairway.runtime.clock import Clock
 from fairway.runtime.disk import READERS, Disk
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
-from fairway.runtime.thread_pools import JobRunner, WorkPool
+from fairway.runtime.threads import JobRunner, WorkPool
 from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
 from fairway.serving.creation_rate import CreationRate
 from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of

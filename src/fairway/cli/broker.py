@@ -277,7 +277,7 @@ async def _serve_on(
     from fairway.broker.server import Broker, BrokerWorld
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
-    from fairway.runtime.thread_pools import ThreadPool
+    from fairway.runtime.threads import ThreadPool
     from fairway.storage import directory
 
     disk = open_disk(data)

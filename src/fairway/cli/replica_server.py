@@ -100,7 +100,7 @@ async def _start(
     from fairway.replication.copy_options import CopyRuntime
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
-    from fairway.runtime.thread_pools import ThreadPool, ThreadRunner
+    from fairway.runtime.threads import ThreadPool, ThreadRunner
 
     clock, rng = RealClock(), RealRng()
     name = f"{verb} {options.group}"

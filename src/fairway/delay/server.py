@@ -30,7 +30,7 @@ from fairway.replication.copy_status import CopyStatus
 from fairway.replication.leader import Leader
 from fairway.replication.metrics import families
 from fairway.runtime.blocking_connection import Address
-from fairway.runtime.thread_pools import JobRunner
+from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse, show_store

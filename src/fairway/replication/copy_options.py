@@ -14,7 +14,7 @@ from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
-from fairway.runtime.thread_pools import JobRunner, WorkPool
+from fairway.runtime.threads import JobRunner, WorkPool
 from fairway.storage.store import Store
 
 

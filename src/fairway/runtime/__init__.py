@@ -31,10 +31,8 @@ Processes and threads:
     service              runs a server: its loop, signals, memory and descriptors
     host                 the machine of a command: environment, free ports, keys
     signals              stops candidates and handlers on a signal; their threads
-    process              a child process that can be killed
-    threads              bells, gates and locks between threads
-    thread_pools         computations and blocking jobs beside a loop
+    process              child processes that can be killed: a Python module, a ZooKeeper for tests
+    threads              computations and blocking jobs beside a loop; bells, gates and locks between threads
     buffers              a large buffer that takes memory only as bytes are written
     terminal             output of the command line, escaped where a terminal shows it
-    zookeeper_process    a ZooKeeper for development and tests
 """

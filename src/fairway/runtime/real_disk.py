@@ -5,7 +5,7 @@ a sync of the directory), through `post`, to `done` on the loop. Each directory 
 thread. Only that thread writes behind a file's end, with one exception: where the device has proved fast and the thread
 has nothing to do, the loop carries out small commits itself (`directory_writer`).
 
-A fetch goes the same way, through a small pool of reader threads that all directories share (`thread_pools`).
+A fetch goes the same way, through a small pool of reader threads that all directories share (`threads.ReaderPool`).
 
 A process syncs a file's directory entry at its first commit to the file, even if it did not create the file. An earlier
 process may have been killed between creating the file and syncing its entry.
@@ -44,7 +44,7 @@ from fairway.runtime.disk import (
 )
 from fairway.runtime.held_directory import HeldDirectory
 from fairway.runtime.real_file import ROOM_REMEDY, RealFile, faults, open_private, sync_data, sync_directory, write_all
-from fairway.runtime.thread_pools import ReaderPool
+from fairway.runtime.threads import ReaderPool
 
 # 0.02 ms: how long a busy loop may keep a writer from the interpreter between two system calls. With Python's own 5 ms
 # the disk idles while the loop gathers the next round (bench/storage: 1.25 times as long per append).

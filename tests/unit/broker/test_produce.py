@@ -9,7 +9,7 @@ from fairway import batch, limits
 from fairway.broker.server import Broker, BrokerWorld
 from fairway.errors import Code
 from fairway.protocol import messages as m
-from fairway.runtime.thread_pools import SimPool
+from fairway.runtime.threads import SimPool
 from tests.support.client import Client, ConnectionEnded
 from tests.unit.broker.scene import BROKER, SUBJECT, Scene, options_of, refused
 

@@ -29,7 +29,7 @@ from fairway.registry.simulated_client import SimRegistry
 from fairway.registry.simulated_registry import SimEnsemble
 from fairway.replication.copy_options import CopyOptions, CopyRuntime
 from fairway.runtime.simulated.disk import SimDisk
-from fairway.runtime.thread_pools import SimRunner
+from fairway.runtime.threads import SimRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import PORT, Machine, Scene

@@ -25,7 +25,7 @@ from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import RealRng
-from fairway.runtime.thread_pools import ThreadRunner
+from fairway.runtime.threads import ThreadRunner
 from tests.support import copies
 from tests.support.client import Client
 

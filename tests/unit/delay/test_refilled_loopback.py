@@ -17,7 +17,7 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.replication.copy_options import CopyOptions, CopyRuntime
 from fairway.runtime.blocking_connection import Address
-from fairway.runtime.thread_pools import ThreadRunner
+from fairway.runtime.threads import ThreadRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import DAY_MS, OPTIONS
 from tests.unit.delay.snapshots import known

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from fairway.errors import CannotListen, InvariantViolated, Misuse, Unreachable
 from fairway.limits import KIB
 from fairway.runtime.simulated.loop import Deadlock
-from fairway.runtime.simulated.net import CONNECT_S_MAX, SimNet
+from fairway.runtime.simulated.net import CONNECT_S_MAX, UNSENT_BYTES_MAX, SimNet
 from fairway.runtime.simulated.simulation import Simulation, simulate
-from fairway.runtime.simulated.transport import UNSENT_BYTES_MAX
 from fairway.runtime.simulated.wire import Conditions
 from tests.unit.runtime.recorder import Door, Recorder, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from fairway.runtime.rng import SeededRng
 from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.thread_pools import SimPool, ThreadPool
+from fairway.runtime.threads import SimPool, ThreadPool
 
 
 def test_the_loop_goes_on_while_a_job_runs_and_done_comes_back_to_it() -> None:

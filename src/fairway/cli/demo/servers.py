@@ -22,8 +22,7 @@ from fairway.runtime.clock import RealClock
 from fairway.runtime.host import free_port
 
 if TYPE_CHECKING:
-    from fairway.runtime.process import Child
-    from fairway.runtime.zookeeper_process import Ensemble
+    from fairway.runtime.process import Child, Ensemble
 
 HOST = "127.0.0.1"
 AWAY_S = 15.0  # longer than the others need to notice
@@ -195,7 +194,7 @@ class Cluster:
 def running(root: Path) -> Iterator[Cluster]:
     """A ready cluster, with all its data in the directory."""
     from fairway.runtime.held_directory import make_private
-    from fairway.runtime.zookeeper_process import ensemble
+    from fairway.runtime.process import ensemble
 
     make_private(str(root.absolute()))
     with ensemble(tick_ms=_TICK_MS, home=root / "zookeeper") as zookeeper:

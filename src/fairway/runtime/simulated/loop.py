@@ -10,7 +10,8 @@ after three years those are 15 ns apart. On a finer grid a deadline could lie fo
 not the seed, would order two timers that were meant to fall together.
 
 No failure is silent. An exception that nobody handles fails the run. A run in which nothing can happen any more says
-who waits for what. A call that would reach outside (threads, sockets, signals) is refused by name.
+who waits for what. `SealedLoop` refuses every call that would reach a thread, a socket or a signal: product code goes
+through `fairway.runtime`, and a call around it would escape the seed.
 
 `Trace` is the hash of a run: the same seed must give the same hash on every machine, in every process. Every step adds
 its virtual time and a label. A label consists of qualified names and of the loop's own task numbers: never `id()`,
@@ -33,11 +34,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, NoReturn, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.sealed_loop import NotSimulated, SealedLoop
 
 EVENTS_AT_ONCE = 256  # hashed together: to hash each alone costs as much again as to record it
 RECENT_EVENTS = 16  # kept for error messages: enough to see the cycle that a run is caught in
@@ -135,6 +135,58 @@ class SimTimer(asyncio.TimerHandle):
         raise NotSimulated(
             "TimerHandle.when(): uvloop returns a plain handle for less than 0.5 ms; keep the time yourself"
         )
+
+
+class NotSimulated(Misuse):
+    """A call that would reach outside the simulation."""
+
+
+def _refused(name: str) -> Any:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise NotSimulated(f"{name}() reaches outside the simulation: go through fairway.runtime instead")
+
+    call: Callable[..., NoReturn] = refuse
+    return call
+
+
+class SealedLoop(asyncio.AbstractEventLoop):
+    """The calls that a simulated loop refuses. Typed as Any, because nobody needs the signatures of refusals."""
+
+    run_in_executor: Any = _refused("run_in_executor")
+    set_default_executor: Any = _refused("set_default_executor")
+    set_task_factory: Any = _refused("set_task_factory")
+
+    add_signal_handler: Any = _refused("add_signal_handler")
+    remove_signal_handler: Any = _refused("remove_signal_handler")
+    subprocess_exec: Any = _refused("subprocess_exec")
+    subprocess_shell: Any = _refused("subprocess_shell")
+    connect_read_pipe: Any = _refused("connect_read_pipe")
+    connect_write_pipe: Any = _refused("connect_write_pipe")
+
+    getaddrinfo: Any = _refused("getaddrinfo")
+    getnameinfo: Any = _refused("getnameinfo")
+    create_connection: Any = _refused("create_connection")
+    create_server: Any = _refused("create_server")
+    create_datagram_endpoint: Any = _refused("create_datagram_endpoint")
+    create_unix_connection: Any = _refused("create_unix_connection")
+    create_unix_server: Any = _refused("create_unix_server")
+    connect_accepted_socket: Any = _refused("connect_accepted_socket")
+    start_tls: Any = _refused("start_tls")
+    sendfile: Any = _refused("sendfile")
+
+    add_reader: Any = _refused("add_reader")
+    remove_reader: Any = _refused("remove_reader")
+    add_writer: Any = _refused("add_writer")
+    remove_writer: Any = _refused("remove_writer")
+    sock_accept: Any = _refused("sock_accept")
+    sock_connect: Any = _refused("sock_connect")
+    sock_recv: Any = _refused("sock_recv")
+    sock_recv_into: Any = _refused("sock_recv_into")
+    sock_recvfrom: Any = _refused("sock_recvfrom")
+    sock_recvfrom_into: Any = _refused("sock_recvfrom_into")
+    sock_sendall: Any = _refused("sock_sendall")
+    sock_sendfile: Any = _refused("sock_sendfile")
+    sock_sendto: Any = _refused("sock_sendto")
 
 
 class SimLoop(SealedLoop):

@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help java databases run cluster test spark check sim crash bench fuzz audit clean
+.PHONY: again help java databases run cluster test spark check sim crash bench fuzz docs audit clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -65,6 +65,9 @@ fuzz: $(READY) ## a million mutated batches and frames: valid, or refused in the
 	@echo "make fuzz: mutated batches, mutated frames"
 	@$(py) -m tests.hostile.batch_fuzz --inputs 1000000 $(ARGS)
 	@$(py) -m tests.hostile.frame_fuzz --inputs 1000000 $(ARGS)
+
+docs: $(READY) ## the site of the documentation, into build/site; links checked  (ARGS="serve" shows it meanwhile)
+	@sh .ci/docs $(ARGS)
 
 audit: $(READY) ## known vulnerabilities of every pin; needs the network, and is no part of make test
 	@echo "make audit: pip-audit on requirements/"

@@ -86,7 +86,7 @@ def test_what_is_tested_is_in_the_ranges() -> None:
 
 
 def test_nothing_is_installed_without_hashes() -> None:
-    for name in (".ci/venv", ".ci/audit", "bench/peers/install.py"):
+    for name in (".ci/venv", ".ci/audit", ".ci/docs", "bench/peers/install.py"):
         text = (ROOT / name).read_text()
         assert "--require-hashes" in text
         assert "--no-build-isolation" in text, "the tools of a build would be fetched without hashes"

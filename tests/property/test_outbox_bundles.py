@@ -15,9 +15,10 @@ from fairway import batch
 from fairway.errors import Code, Refused, StoredRange
 from fairway.protocol.line import Answer, Ask, ConnectionLost
 from fairway.protocol.messages import Produced
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.sql.outbox_batches import BUNDLE_MAX, OutboxBatch, OutboxBatchSession, SendOutcome
+from fairway.sql.outbox_batches import BUNDLE_MAX, OutboxBatch, OutboxBatchSession
 from fairway.sql.outbox_encoding import Lone, Origin, OutboxRow, OutboxStream, Streams, letter, sealed, together
 from fairway.sql.outbox_rows import SOME, TakenRows, judge_taken
 

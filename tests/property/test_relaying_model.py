@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairway import batch
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
 from fairway.sql import relay_rounds
-from fairway.sql.outbox_batches import SendOutcome
 from fairway.sql.outbox_encoding import Origin, OutboxRow, OutboxStream, Streams, letter, sealed, unstamped
 from fairway.sql.outbox_rows import OutboxRows
 from fairway.sql.relay_rounds import RelayOptions, RelayRounds, StreamRepair, Work

@@ -18,7 +18,8 @@ The client, above the wire:
     line                 one client's connection to one broker, reconnected for ever; sessions live on a line
     producer_session     the producer: buffer, batches, and a window in flight
     batch_builder        the batch that is being filled, and the checks of a message
-    producer_stream      the sealed batches of one subject, and the rules of resending
+    producer_stream      the sealed batches of one subject, in order
+    resend               what an answer says about a batch, for everybody who sends batches again
     receipts             pending outcomes and receipts of sends
     circuit_breaker      fails sends early while the broker fails again and again
     spool_port           the port to the spool, and batches lent to another session

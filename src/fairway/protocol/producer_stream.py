@@ -22,15 +22,7 @@ An identity with a hole is broken. The stream first resends its doubtful batches
 identity. A doubtful batch stays unknown for ever if the broker no longer remembers its identity, or refuses the batch
 behind a doubtful hole. Its sender gets OutcomeUnknown.
 
-`is_receipt` and `TAKEN` are for the outbox and the delay server, which resend their own batches after a restart. A
-SEQUENCE_CONFLICT proves only that the broker has stored something at the place of the refused batch:
-
-    the broker names exactly this batch      the batch is stored: a receipt
-    the broker names something else          the batch is certainly not stored there
-    the broker cannot tell                   nobody knows
-
-Only the first lets such a sender drop the batch. In the other cases the sender begins a new stream with it. A
-`ProducerStream` does not compare: it fails the batch with the refusal if clean, with OutcomeUnknown if doubtful.
+On a SEQUENCE_CONFLICT the stream fails the batch, with the refusal if clean, with OutcomeUnknown if doubtful.
 """
 
 from __future__ import annotations
@@ -43,32 +35,16 @@ from typing import Final
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.batch.identity import derived_secret
-from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused, StoredRange
+from fairway.errors import Code, FairwayError, NotSent, OutcomeUnknown, Refused
 from fairway.protocol.batch_builder import BatchBuilder
 from fairway.protocol.line import ConnectionLost, RetryDelays
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.receipts import BatchReceipt, PendingBatch
-from fairway.runtime.buffers import Bytes
+from fairway.protocol.resend import SendOutcome, outcome_of
 from fairway.runtime.rng import Rng
-
-# Another sender has the place or the whole identity: an earlier run that a backup has undone, or a stranger.
-TAKEN: Final = frozenset({Code.SEQUENCE_CONFLICT, Code.FOREIGN_STREAM})
-
-
-def is_receipt(refused: Refused, data: Bytes) -> bool:
-    """Whether the refusal says that the broker has stored exactly these bytes at their place."""
-    if refused.code is not Code.SEQUENCE_CONFLICT or refused.stored is None:
-        return False
-    header = batch.peek(data)
-    return refused.stored == (StoredRange(header.first_sequence, header.count, header.crc),)
-
 
 NEVER_NS: Final = 1 << 63
 
-# Refusals that pass: the broker may accept the same batch later.
-_LATER: Final = frozenset(
-    {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
-)
 # Refusals that concern the identity and not the batch: a clean batch may leave under another identity. Ignore these
 # codes for any batch but the oldest unacknowledged one. A broker that refused the first batch of an identity a moment
 # ago, and could store the second, does not know the identity yet.
@@ -380,9 +356,9 @@ class ProducerStream:
             sealed.refused = refused
         if sealed.is_abandoned:
             self.give_up(sealed, "")
-        elif refused.code not in _LATER and not is_behind:
+        elif outcome_of(refused.code) is not SendOutcome.LATER and not is_behind:
             self._refused_for_good(sealed, refused)
-        return is_news and refused.code in _LATER
+        return is_news and outcome_of(refused.code) is SendOutcome.LATER
 
     def _refused_for_good(self, sealed: SealedBatch, refused: Refused) -> None:
         """This batch can never be stored under this number."""

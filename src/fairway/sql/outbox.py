@@ -28,13 +28,14 @@ from fairway.batch import MessageId
 from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.host import forks
 from fairway.runtime.rng import RealRng, Rng
 from fairway.runtime.signals import Ending, Workers
 from fairway.runtime.threads import Bell, Lock
 from fairway.sql.database import Bound, apart, own
-from fairway.sql.outbox_batches import OutboxBatch, SendOutcome
+from fairway.sql.outbox_batches import OutboxBatch
 from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker
 from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
 from fairway.sql.outbox_sender import AnyOutboxSender, sender_to

@@ -16,15 +16,14 @@ refused is left to relays (ADR 0019).
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from fairway.errors import Code, InvariantViolated, Refused, StoredRange
+from fairway.errors import InvariantViolated, Refused, StoredRange
 from fairway.protocol.line import Ask, ConnectionLost, Line, RequestOutcome
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.producer_stream import TAKEN, is_receipt
+from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
 from fairway.sql.outbox_encoding import Lone, together
 
 OUTBOX_BATCHES_MAX: Final = 10_000  # waiting or under way; relays send the excess
@@ -32,27 +31,6 @@ OUTBOX_BATCH_BYTES_MAX: Final = 64 << 20
 LINGER_OUTBOX_BATCHES_MAX: Final = 100  # waiting batches that end the linger
 BUNDLE_MAX: Final = 100
 BUNDLE_BYTES_MAX: Final = 1 << 20
-
-
-class SendOutcome(enum.Enum):
-    """How sending a batch ended."""
-
-    STORED = "stored"  # now, or before
-    LATER = "later"  # refused for now, or the outcome is unknown
-    TAKEN = "taken"  # the broker has something else, or something unknown, at its place: see `OutboxBatch.stored`
-    GAP = "gap"  # an earlier batch of its stream is not stored, or the broker has forgotten the stream
-    REFUSED = "refused"  # for good
-
-
-_LATER: Final = frozenset(
-    {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
-)
-_FATES: Final = {
-    **dict.fromkeys(TAKEN, SendOutcome.TAKEN),
-    Code.SEQUENCE_GAP: SendOutcome.GAP,
-    Code.UNKNOWN_PRODUCER: SendOutcome.GAP,  # the broker never knew the stream, or has forgotten it
-    **dict.fromkeys(_LATER, SendOutcome.LATER),
-}
 
 
 class OutboxBatch:
@@ -99,7 +77,7 @@ class OutboxBatch:
         if is_receipt(refused, self.data):
             return SendOutcome.STORED
         self.stored = refused.stored
-        return _FATES.get(refused.code, SendOutcome.REFUSED)
+        return outcome_of(refused.code)
 
     def settle(self, fate: SendOutcome, sentence: str = "") -> None:
         self.fate = fate

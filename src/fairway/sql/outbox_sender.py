@@ -29,12 +29,13 @@ from fairway.client.url import BrokerAddress, ClientTarget
 from fairway.lookup.routes import home
 from fairway.protocol.handshake import ConnectionOptions
 from fairway.protocol.line import Line, ReconnectOptions
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.runtime.threaded_link import Link
-from fairway.sql.outbox_batches import OutboxBatch, OutboxBatchSession, SendOutcome, offer
+from fairway.sql.outbox_batches import OutboxBatch, OutboxBatchSession, offer
 from fairway.sql.outbox_encoding import Picker, StreamRoute
 
 GOODBYE_S = 1.0

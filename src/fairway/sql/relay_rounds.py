@@ -47,10 +47,11 @@ from sqlalchemy import Connection
 
 from fairway import batch
 from fairway.errors import Misuse, RemoteProtocolError
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock
 from fairway.runtime.host import forks
 from fairway.runtime.rng import Rng
-from fairway.sql.outbox_batches import OUTBOX_BATCH_BYTES_MAX, OutboxBatch, SendOutcome
+from fairway.sql.outbox_batches import OUTBOX_BATCH_BYTES_MAX, OutboxBatch
 from fairway.sql.outbox_encoding import OutboxRow, OutboxStream, Picker, StreamRoute, Streams
 from fairway.sql.outbox_rows import Before, Claimed, OutboxRows, judge_taken, log_moved
 from fairway.sql.outbox_table import PARKED_MS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fairway.protocol.line import Answer
 from fairway.protocol.messages import Produced
-from fairway.sql.outbox_batches import OutboxBatch, OutboxBatchSession, SendOutcome
+from fairway.protocol.resend import SendOutcome
+from fairway.sql.outbox_batches import OutboxBatch, OutboxBatchSession
 
 MS = 1_000_000
 LINGER_NS = 100 * MS

@@ -14,11 +14,11 @@ import fairway
 from fairway import batch
 from fairway.cli.outbox import check_relay
 from fairway.errors import FairwayError, Misuse
+from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import ManualClock, RealClock
 from fairway.runtime.rng import RealRng, SeededRng
 from fairway.runtime.threaded_link import LinkFailed
 from fairway.sql import Outbox, Relay, RelayOptions
-from fairway.sql.outbox_batches import SendOutcome
 from fairway.sql.outbox_rows import OutboxRows
 from fairway.sql.outbox_sender import OutboxSender
 from fairway.sql.relay_rounds import RelayRounds

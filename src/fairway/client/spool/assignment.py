@@ -41,7 +41,6 @@ from fairway.client.cluster.server_connection import ConnectionT
 from fairway.client.spool.drain import (
     AGAIN_MS,
     ELSEWHERE,
-    LATER,
     LOADED_BYTES_MAX,
     LOADED_MAX,
     SpooledBatch,
@@ -55,7 +54,7 @@ from fairway.errors import Refused, StorageFault
 from fairway.lookup.routes import home
 from fairway.protocol.line import NS_PER_MS, Answer, Ask, RequestOutcome
 from fairway.protocol.messages import Produced
-from fairway.protocol.producer_stream import TAKEN, is_receipt
+from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
@@ -502,7 +501,8 @@ class SpoolAssignment(Generic[ConnectionT]):
         leg.connection.link.stir()
 
     def _judge(self, leg: SpoolSender[ConnectionT], flow: SubjectQueue, head: SpooledBatch, refused: Refused) -> None:
-        if refused.code in LATER:
+        outcome = outcome_of(refused.code)
+        if outcome is SendOutcome.LATER:
             free = [spooled for spooled in flow.spooled_batches if not spooled.is_doubtful]
             other = self._another(flow.key, leg.name) if free else None
             with leg.lock:
@@ -513,7 +513,7 @@ class SpoolAssignment(Generic[ConnectionT]):
                     flow.remove(free)
             if other is not None:
                 self._move(free, other)
-        elif refused.code in TAKEN:
+        elif outcome is SendOutcome.TAKEN:
             log_taken(head, refused)
             self._restream(leg, flow, [head])
         elif is_clean(head, refused.code):

@@ -38,7 +38,7 @@ from fairway.client.spool.journal_record import SpoolEntry
 from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.producer_stream import TAKEN, is_receipt
+from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.rng import Rng
 
@@ -50,9 +50,6 @@ LOADED_BYTES_MAX: Final = 16 * limits.MIB
 _FIRST_MS, _MOST_MS = 20, 5_000  # between attempts
 AGAIN_MS = 2_000  # until the next attempt when the disk is full and the journal cannot record a decision
 
-LATER: Final = frozenset(
-    {Code.BUSY, Code.READ_ONLY, Code.NOT_MASTER, Code.EXPIRED, Code.DRAINING, Code.TOO_MANY_CONNECTIONS}
-)
 ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another broker and does the waiting
 
 
@@ -300,13 +297,13 @@ class SpoolDrain:
             self._judge(flow, head, trouble, now_ns)
 
     def _judge(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
-        journal, code = head.journal, refused.code
-        if code in LATER:
-            wait_ns = 0 if code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
+        journal, outcome = head.journal, outcome_of(refused.code)
+        if outcome is SendOutcome.LATER:
+            wait_ns = 0 if refused.code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
             flow.retry_ns = now_ns + wait_ns
-        elif code in TAKEN:
+        elif outcome is SendOutcome.TAKEN:
             self._begin_anew(journal, flow, head, refused, now_ns)
-        elif is_clean(head, code):
+        elif is_clean(head, refused.code):
             self._restream(journal, flow, head)
         else:
             self._set_aside(journal, flow, head, refused, now_ns)

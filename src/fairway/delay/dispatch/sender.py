@@ -48,7 +48,7 @@ from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Answer, Ask, ConnectionLost, Line, ReconnectOptions, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.producer_stream import TAKEN, is_receipt
+from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
@@ -293,7 +293,6 @@ IN_FLIGHT_MAX = 16  # of one stream: at 1,000 messages each, more than a broker 
 _FIRST_MS, _MOST_MS = 20, 10_000  # between attempts
 _BUSY_MOST_MS = 500  # the longest delay after BUSY
 _PRODUCER_MASK = (1 << 63) - 1
-_FORGOTTEN = frozenset({Code.UNKNOWN_PRODUCER, Code.SEQUENCE_GAP})
 
 
 class DispatchBatch:
@@ -310,9 +309,10 @@ class DispatchBatch:
         self.detours = 0
         self.trouble: Refused | ConnectionLost | None = None  # how the last attempt failed
 
-    def must_leave(self, code: Code) -> bool:
+    def must_leave(self, refused: Refused) -> bool:
         """Whether nothing can be stored at the intent's place in its stream any more."""
-        return code in TAKEN or (code in _FORGOTTEN and not self.detours)
+        outcome = outcome_of(refused.code)
+        return outcome is SendOutcome.TAKEN or (outcome is SendOutcome.GAP and not self.detours)
 
     def detour(self) -> None:
         """Turn to a stream of its own. The messages keep their ids, which are explicit in the batch."""
@@ -408,9 +408,7 @@ class StreamSender:
         invariant(trouble is not None, "the first batch that is not stored has failed")
         for dispatch_batch in self.dispatch_batches:
             dispatch_batch.trouble = None
-        if isinstance(trouble, Refused) and (
-            trouble.code in TAKEN or (trouble.code in _FORGOTTEN and not head.detours)
-        ):
+        if isinstance(trouble, Refused) and head.must_leave(trouble):
             _log_detour(head, trouble)
             head.detour()
             return True

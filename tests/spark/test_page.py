@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fairway.errors import Misuse
 from fairway.spark.jobs import plots
-from fairway.spark.jobs.markup import Markup, tag
+from fairway.spark.jobs.markup import Markup, fill
 from fairway.spark.jobs.page import Column, Figure, FigureStatus, HtmlPage, IdColumn
 from fairway.spark.jobs.plots import COUNT, RATE, SECONDS, SHARE, HistogramBin, Plot, Series
 
@@ -93,8 +93,18 @@ def test_every_text_is_only_text(name: str) -> None:
 
 
 def test_markup_is_escaped_once() -> None:
-    assert tag("p", "a < b", tag("b", "&")) == "<p>a &lt; b<b>&amp;</b></p>"
-    assert tag("p", Markup("<i/>"), class_="x", text_anchor=None) == '<p class="x"><i/></p>'
+    cell = fill("cell", kind='"><b onclick="x', text="a < b & c")
+    assert cell == '<td class="&quot;&gt;&lt;b onclick=&quot;x">a &lt; b &amp; c</td>'
+    assert fill("row", cells=[cell, Markup("<td/>")]) == f"<tr>{cell}<td/></tr>"
+    assert fill("text", text=cell) == f"<p>{cell}</p>"
+
+
+def test_a_template_is_filled_whole_or_not_at_all() -> None:
+    with pytest.raises(KeyError, match="kind"):
+        fill("cell", text="1")
+    with pytest.raises(KeyError, match="no-such"):
+        fill("no-such", text="1")
+    assert fill("text", text="$text ${kind} $$") == "<p>$text ${kind} $$</p>", "a value is never a template"
 
 
 def test_tables_show_cells_as_their_columns_say() -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from fairway.spark.jobs.markup import Markup, joined, tag
+from fairway.spark.jobs.markup import Markup, fill
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3_600
@@ -224,13 +224,14 @@ class Plot:
     note: str = ""
 
     def html(self) -> Markup:
-        names = [
-            tag("li", tag("span", class_=f"swatch c{color}", aria_hidden="true"), name)
-            for color, name in enumerate(self.legend)
-        ]
-        legend = tag("ul", *names, class_="legend") if len(names) > 1 else Markup()
-        note = tag("p", self.note, class_="note") if self.note else Markup()
-        return tag("figure", tag("figcaption", self.caption), legend, self.drawing, note)
+        names = [fill("legend-name", color=color, name=name) for color, name in enumerate(self.legend)]
+        return fill(
+            "plot",
+            caption=self.caption,
+            legend=fill("legend", names=names) if len(names) > 1 else "",
+            drawing=self.drawing,
+            note=fill("note", text=self.note) if self.note else "",
+        )
 
 
 def lines(caption: str, series: Sequence[Series], quantity: Quantity = COUNT, unit: str = "") -> Plot:
@@ -283,17 +284,11 @@ def bars(caption: str, values: Mapping[str, float], quantity: Quantity = COUNT) 
     parts = []
     for row, (name, value) in enumerate(shown):
         y, length = row * _ROW, max(value, 0.0) / most * (_WIDTH - left - room)
-        parts.append(
-            tag(
-                "g",
-                tag("title", f"{name}: {quantity.told(value)}"),
-                tag("rect", class_="hit", x=0, y=y, width=_WIDTH, height=_ROW),
-                tag("text", cut(name, _NAME_PX_MAX), x=left - 8, y=y + 17, text_anchor="end"),
-                tag("rect", class_="bar c0", x=left, y=y + 5, width=max(length, 1.0), height=_ROW - 10, rx=2),
-                tag("text", quantity.shown(value), class_="value", x=left + length + 6, y=y + 17),
-            )
-        )
-    parts.append(tag("line", class_="axis", x1=left, y1=0, x2=left, y2=_ROW * len(shown)))
+        told, text = f"{name}: {quantity.told(value)}", quantity.shown(value)
+        at = {"y": y, "text_y": y + 17, "bar_y": y + 5, "name_x": left - 8, "left": left, "value_x": left + length + 6}
+        size = {"width": _WIDTH, "height": _ROW, "bar_width": max(length, 1.0), "bar_height": _ROW - 10}
+        parts.append(fill("bar", told=told, name=cut(name, _NAME_PX_MAX), value=text, **at, **size))
+    parts.append(fill("bar-axis", x=left, height=_ROW * len(shown)))
     more = len(values) - len(shown)
     label = f"{caption} " + ", ".join(f"{name} {quantity.shown(value)}" for name, value in shown[:COLORS])
     return Plot(caption, _svg(_ROW * len(shown), label, parts), note=f"{more} more are not drawn." if more else "")
@@ -313,7 +308,7 @@ def histogram(
     parts = [frame.grid(unit), *_edges(frame, edges)]
     for place, bucket in enumerate(shown):
         told = f"{_bounds(bucket, quantity)}: {counted.told(bucket.count)}"
-        parts.append(tag("g", tag("title", told), *_block(frame, place, place + 1.0, 0.0, bucket.count, 0)))
+        parts.append(_titled(told, _block(frame, place, place + 1.0, 0.0, bucket.count, 0)))
     more = len(buckets) - len(shown)
     note = f"{more} more buckets above are not drawn." if more else ""
     total = counted.told(math.fsum(each.count for each in buckets))
@@ -349,38 +344,42 @@ class _PlotFrame:
 
     def grid(self, unit: str) -> Markup:
         """The marks of the values, and a line for each."""
-        parts = [tag("text", unit, class_="unit", x=0, y=12)]
+        parts = [fill("unit", text=unit)]
         for each in self.marks:
-            y = self.y(each.at)
-            line = "axis" if each.at == 0 else "grid"
-            parts.append(tag("line", class_=line, x1=self.left, y1=y, x2=_WIDTH - _RIGHT, y2=y))
-            parts.append(tag("text", each.label, x=self.left - 8, y=y + 4, text_anchor="end"))
-        return joined(parts)
+            y, kind = self.y(each.at), "axis" if each.at == 0 else "grid"
+            line = {"left": self.left, "right": _WIDTH - _RIGHT, "y": y, "text_x": self.left - 8, "text_y": y + 4}
+            parts.append(fill("mark", kind=kind, label=each.label, **line))
+        return Markup("".join(parts))
 
     def drawing(self, unit: str) -> Markup:
         """Both axes, the lower one for time."""
         parts = [self.grid(unit), *(self.below(*each) for each in times(self.begin, self.end))]
-        told = span(self.begin, self.end)
-        parts.append(tag("text", told, class_="unit", x=_WIDTH - _RIGHT, y=_HEIGHT - 6, text_anchor="end"))
-        return joined(parts)
+        parts.append(fill("period", text=span(self.begin, self.end), x=_WIDTH - _RIGHT, y=_HEIGHT - 6))
+        return Markup("".join(parts))
 
     def below(self, at: float, label: str) -> Markup:
         """A mark on the lower axis, its text kept within the drawing."""
         x, floor, half = self.x(at), _HEIGHT - _BOTTOM, width_px(label) / 2
-        return joined(
-            (
-                tag("line", class_="axis", x1=x, y1=floor, x2=x, y2=floor + 4),
-                tag("text", label, x=min(max(x, half), _WIDTH - half), y=floor + 18, text_anchor="middle"),
-            )
-        )
+        text_x = min(max(x, half), _WIDTH - half)
+        return fill("mark-below", label=label, x=x, y=floor, tick_y=floor + 4, text_x=text_x, text_y=floor + 18)
 
 
 def _svg(height: float, label: str, parts: Iterable[Markup]) -> Markup:
-    return tag("svg", *parts, viewBox=f"0 0 {_WIDTH:g} {height:g}", role="img", aria_label=label)
+    return fill("drawing", width=_WIDTH, height=height, label=label, parts=parts)
+
+
+def _titled(told: str, parts: Iterable[Markup]) -> Markup:
+    """A group of parts, and what the reader is told when the pointer is over it."""
+    return fill("group", parts=[fill("title", text=told), *parts])
+
+
+def _strip(left: float, right: float) -> Markup:
+    """An area of the drawing that reacts to the pointer."""
+    return fill("hit", x=left, y=_TOP, width=right - left, height=_HEIGHT - _BOTTOM - _TOP)
 
 
 def _nothing(caption: str) -> Plot:
-    return Plot(caption, tag("p", "There is nothing to draw: no values in this time.", class_="empty"))
+    return Plot(caption, fill("empty", text="There is nothing to draw: no values in this time."))
 
 
 def _chosen(series: Sequence[Series]) -> tuple[list[Series], str]:
@@ -416,10 +415,10 @@ def _line(frame: _PlotFrame, points: Sequence[tuple[float, float | None]], color
         thinned = _thinned(stretch, frame)
         if len(thinned) == 1:
             at, value = thinned[0]
-            yield tag("circle", class_=f"dot c{color}", cx=frame.x(at), cy=frame.y(value), r=3)
+            yield fill("dot", color=color, x=frame.x(at), y=frame.y(value))
         else:
             path = "L".join(f"{frame.x(at):.1f} {frame.y(value):.1f}" for at, value in thinned)
-            yield tag("path", class_=f"line c{color}", d=f"M{path}")
+            yield fill("path", color=color, points=path)
 
 
 def _stretches(points: Sequence[tuple[float, float | None]]) -> Iterator[list[tuple[float, float]]]:
@@ -466,7 +465,7 @@ def _hints(
             here = told.setdefault(min(round((at - frame.begin) / wide), strips), {})
             if color not in here or value > here[color][1]:
                 here[color] = (at, value)
-    return tag("g", *(_hint(frame, place, wide, of, series, quantity) for place, of in sorted(told.items())))
+    return fill("group", parts=[_hint(frame, place, wide, of, series, quantity) for place, of in sorted(told.items())])
 
 
 def _hint(
@@ -481,13 +480,8 @@ def _hint(
     left, right = frame.x(max(middle - wide / 2, frame.begin)), frame.x(min(middle + wide / 2, frame.end))
     when = moment_of(min(at for at, _ in of.values()))
     values = "\n".join(f"{series[color].name}: {quantity.told(value)}" for color, (_, value) in sorted(of.items()))
-    height = _HEIGHT - _BOTTOM - _TOP
-    return tag(
-        "g",
-        tag("title", f"{when}\n{values}"),
-        tag("rect", class_="hit", x=left, y=_TOP, width=max(right - left, 1.0), height=height),
-        *(tag("circle", class_=f"dot hint c{c}", cx=frame.x(at), cy=frame.y(v), r=3) for c, (at, v) in of.items()),
-    )
+    dots = [fill("hint", color=color, x=frame.x(at), y=frame.y(value)) for color, (at, value) in of.items()]
+    return _titled(f"{when}\n{values}", [_strip(left, max(right, left + 1)), *dots])
 
 
 # --- columns and buckets --------------------------------------------------------------------------------------------
@@ -513,11 +507,11 @@ def _column(
     quantity: Quantity,
 ) -> Markup:
     values = "\n".join(f"{series[color].name}: {quantity.told(value)}" for color, value in sorted(stack.items()))
-    parts, below = [tag("title", f"{moment_of(at)}\n{values}")], 0.0
+    parts, below = list[Markup](), 0.0
     for color, value in sorted(stack.items()):
         parts.extend(_block(frame, at, at + width_s, below, below + value, color))
         below += value
-    return tag("g", *parts)
+    return _titled(f"{moment_of(at)}\n{values}", parts)
 
 
 def _block(frame: _PlotFrame, begin: float, end: float, low: float, high: float, color: int) -> Iterator[Markup]:
@@ -526,10 +520,10 @@ def _block(frame: _PlotFrame, begin: float, end: float, low: float, high: float,
     air = 2.0 if right - left > 8 else 0.5 if right - left > 2 else 0.0
     wide, top, bottom = min(right - left - air, _BAR_PX_MAX), frame.y(high), frame.y(low)
     if low == 0:
-        yield tag("rect", class_="hit", x=left, y=_TOP, width=right - left, height=_HEIGHT - _BOTTOM - _TOP)
+        yield _strip(left, right)
     if high > low:
         at = (left + right - wide) / 2
-        yield tag("rect", class_=f"bar c{color}", x=at, y=top, width=wide, height=max(bottom - top, 1.0))
+        yield fill("block", color=color, x=at, y=top, width=wide, height=max(bottom - top, 1.0))
 
 
 def _edges(frame: _PlotFrame, labels: Sequence[str]) -> Iterator[Markup]:

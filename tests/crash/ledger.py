@@ -174,7 +174,7 @@ def batches(store: Store, subject_id: int) -> Iterator[StoredBatch]:
 def _judge_actions(store: Store, ledger: Ledger, judgement: Judgement) -> None:
     found: set[int] = set()
     for action in _actions(store):
-        number = action.lot
+        number = action.event.lot
         if number not in ledger.acting:
             judgement.note("phantom", f"action {number}")
         elif action != action_at(ledger.seed, number) or number in found:

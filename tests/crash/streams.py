@@ -9,8 +9,9 @@ import random
 
 from fairway import batch
 from fairway.batch import Codec
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.names import Subject
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 
 REGULARS = (1, 2, 3, 4, 5)  # producers that go on from one life of the writer to the next
 VISITORS_FROM = 100  # a producer of one life only: its number is this plus the round
@@ -51,4 +52,4 @@ def action_at(seed: int, number: int) -> Action:
     rng = random.Random(f"{seed}/action/{number}")
     spans = tuple((rng.randrange(1_000), rng.randrange(1, 9)) for _ in range(rng.randrange(4)))
     detail = rng.randbytes(rng.randrange(200))
-    return Action(ActionKind.ACK, 1, rng.randrange(1, 9), number, lot=number, ranges=spans, detail=detail)
+    return Action(1, rng.randrange(1, 9), GroupEvent(ActionKind.ACK, number, lot=number, ranges=spans, detail=detail))

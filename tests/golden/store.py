@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fairway.group_events import GroupEvent, ActionKind
 from fairway import batch
 from fairway.names import Subject
 from fairway.storage import action_log, segment
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.record import RecordKind, Record
 from fairway.storage.store import Store, StoreOptions
 from fairway.runtime.clock import ManualClock
@@ -144,9 +145,7 @@ class Author:
 
 def _action(kind: ActionKind, number: int, detail: bytes = b"") -> Action:
     ranges = tuple((number * 10 + index, index + 1) for index in range(number % 3))
-    return Action(
-        kind, 7, number % 2 + 1, 1_700_000_000_000 + number, 3, number, 5 * number, number * 10, ranges, detail
-    )
+    return Action(7, number % 2 + 1, GroupEvent(kind, 1_700_000_000_000 + number, 3, number, 5 * number, number * 10, ranges, detail))
 
 
 # --- what a store holds ----------------------------------------------------------------------------------------------
@@ -190,11 +189,14 @@ def _actions(disk: Disk, log_id: int) -> Iterator[Action]:
 
 
 def _spelled(action: Action) -> dict[str, Any]:
+    event = action.event
     return {
-        **action._asdict(),
-        "kind": action.kind.name,
-        "ranges": list(map(list, action.ranges)),
-        "detail": action.detail.hex(),
+        "group_id": action.group_id,
+        "subject_id": action.subject_id,
+        **event._asdict(),
+        "kind": event.kind.name,
+        "ranges": list(map(list, event.ranges)),
+        "detail": event.detail.hex(),
     }
 
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from fairway.group_events import ActionKind
 from fairway.batch.identity import consumer_verifier_of
 from fairway.broker.groups import Groups
-from fairway.groups import JoinClaim, GroupStateMachine, GroupConfig, JoinDecision, GroupEventKind, GroupOutcome
+from fairway.groups import JoinClaim, GroupStateMachine, GroupConfig, JoinDecision, GroupOutcome
 from fairway.names import ConsumerName
 from fairway.names import GroupName
-from fairway.storage.action_log import ActionKind, pack, unpack
+from fairway.storage.action_log import pack, unpack
 from fairway.storage.record import RecordHeader, Record
 from fairway.storage.record import RecordKind
 
@@ -63,7 +64,7 @@ def restored() -> Groups:
 
 def test_the_actions_are_written_as_they_always_were() -> None:
     assert actions_body() == ACTIONS.read_bytes()
-    kinds = [each.kind for each in unpack(ACTIONS.read_bytes())]
+    kinds = [each.event.kind for each in unpack(ACTIONS.read_bytes())]
     assert kinds[2:] == [ActionKind.JOIN, ActionKind.VERIFIER, ActionKind.JOIN]
 
 
@@ -79,4 +80,4 @@ def test_who_shows_the_secret_resumes_and_nobody_else(read: object) -> None:
     resumed = join(host.state_machine, "ann", JoinClaim(consumer_verifier_of(SECRET, "ann")))
     assert (resumed.outcome, resumed.events) == (GroupOutcome.DONE, ())
     secured = join(host.state_machine, "ben", JoinClaim(consumer_verifier_of(SECRET, "ben")))
-    assert [event.kind for event in secured.events] == [GroupEventKind.VERIFIER]
+    assert [event.kind for event in secured.events] == [ActionKind.VERIFIER]

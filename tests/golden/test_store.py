@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from fairway.group_events import GroupEvent, ActionKind
 from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.storage import action_log, checkpoint, directory, index_file, message_log, record, segment
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.store import Store, StoreOptions
 from fairway.storage.message_log import entries_of_segment
@@ -47,18 +48,18 @@ FOUND = {6: 3, 15: 9}
 # Kinds that came after the golden directory was written, with their bytes.
 ADDED: dict[str, tuple[Action, str]] = {
     "PARK": (
-        Action(ActionKind.PARK, 3, 7, 1_700_000_000_000, lot=4_205, ranges=((4_201, 2),), detail=bytes(range(16))),
+        Action(3, 7, GroupEvent(ActionKind.PARK, 1_700_000_000_000, lot=4_205, ranges=((4_201, 2),), detail=bytes(range(16)))),
         (
             "1000010010000000 0300000007000000 0000000000000000 0068e5cf8b010000 0000000000000000 6d10000000000000 "
             "6910000000000000 0200000000000000 0001020304050607 08090a0b0c0d0e0f"
         ),
     ),
     "GO_ON": (
-        Action(ActionKind.GO_ON, 3, 7, 1_700_000_000_000, lot=2**64 - 1),
+        Action(3, 7, GroupEvent(ActionKind.GO_ON, 1_700_000_000_000, lot=2**64 - 1)),
         "1100000000000000 0300000007000000 0000000000000000 0068e5cf8b010000 0000000000000000 ffffffffffffffff",
     ),
     "VERIFIER": (
-        Action(ActionKind.VERIFIER, 3, 7, 1_700_000_000_000, 5, detail=bytes(range(32))),
+        Action(3, 7, GroupEvent(ActionKind.VERIFIER, 1_700_000_000_000, 5, detail=bytes(range(32)))),
         (
             "1200000020000000 0300000007000000 0500000000000000 0068e5cf8b010000 0000000000000000 0000000000000000 "
             "0001020304050607 08090a0b0c0d0e0f 1011121314151617 18191a1b1c1d1e1f"
@@ -70,14 +71,14 @@ ADDED: dict[str, tuple[Action, str]] = {
 # Details that came later, of kinds that had none: `lost`.
 LOST: dict[str, tuple[Action, str]] = {
     "ACK": (
-        Action(ActionKind.ACK, 3, 7, 1_700_000_000_000, 5, 2, 0, 4_201, ((4_201, 2),), b"lost"),
+        Action(3, 7, GroupEvent(ActionKind.ACK, 1_700_000_000_000, 5, 2, 0, 4_201, ((4_201, 2),), b"lost")),
         (
             "0600010004000000 0300000007000000 0500000002000000 0068e5cf8b010000 0000000000000000 6910000000000000 "
             "6910000000000000 0200000000000000 6c6f737400000000"
         ),
     ),
     "DEAD": (
-        Action(ActionKind.DEAD, 3, 7, 1_700_000_000_000, 0, 2, 0, 4_201, ((4_201, 2),), b"lost"),
+        Action(3, 7, GroupEvent(ActionKind.DEAD, 1_700_000_000_000, 0, 2, 0, 4_201, ((4_201, 2),), b"lost")),
         (
             "0800010004000000 0300000007000000 0000000002000000 0068e5cf8b010000 0000000000000000 6910000000000000 "
             "6910000000000000 0200000000000000 6c6f737400000000"
@@ -242,7 +243,7 @@ def test_it_is_what_it_should_be() -> None:
         assert len(list((FOLDER / folder).iterdir())) >= least
     held = expected()
     assert len(held["subjects"]) == 2
-    kinds = {kind.name for kind in action_log.ActionKind}
+    kinds = {kind.name for kind in ActionKind}
     assert {each["kind"] for each in held["actions"]} == kinds - ADDED.keys()
     assert ADDED.keys() <= kinds
 

@@ -15,14 +15,13 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import (
     AfterDead,
     Coalesce,
     Dying,
     GroupConfig,
     GroupDecision,
-    GroupEvent,
-    GroupEventKind,
     GroupOutcome,
     GroupStateMachine,
     Handout,
@@ -38,7 +37,7 @@ from tests.property.group_model import MS_NS, Held, Model, Moment, failed_of, re
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
 Ranges: TypeAlias = Sequence[Range]
-UNAWAITED = {GroupEventKind.PULL, GroupEventKind.EXPIRE, GroupEventKind.CURSOR, GroupEventKind.PARK}
+UNAWAITED = {ActionKind.PULL, ActionKind.EXPIRE, ActionKind.CURSOR, ActionKind.PARK}
 KEYS = (0, 1, 1, 2, 2, 3, 4, 5, 6, 7)  # of messages: some have none, and two come often
 RUNS = (1, 2, 100)  # messages of one key that a consumer keeps apart by itself
 
@@ -471,7 +470,7 @@ class GroupMachine(RuleBasedStateMachine):
         """Events that nobody waited for may be gone; a checkpoint may be any that covers no more than what is left."""
         kept = data.draw(st.just(0) | st.integers(0, len(self.moments) - 1))
         moment = self.moments[kept]
-        assert all(event.kind in UNAWAITED | {GroupEventKind.DEAD} for event in self.events[self.moments[0].events :])
+        assert all(event.kind in UNAWAITED | {ActionKind.DEAD} for event in self.events[self.moments[0].events :])
         del self.events[moment.events :], self.moments[kept + 1 :]
         if from_snapshot:
             base = self.moments[data.draw(st.integers(0, kept))]

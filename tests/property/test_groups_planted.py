@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from fairway.errors import InvariantViolated
-from fairway.groups import GroupEvent, GroupEventKind, GroupStateMachine, PullDecision, SettleDecision, SettleVerdict
+from fairway.group_events import ActionKind, GroupEvent
+from fairway.groups import GroupStateMachine, PullDecision, SettleDecision, SettleVerdict
 from fairway.groups.attempts import added, failed
 from fairway.groups.lots import mask_of
 from tests.property.test_groups_model import GroupMachine
@@ -21,7 +22,7 @@ class AcksWhatExpires(GroupStateMachine):
     """The messages of a consumer that vanished are taken as done."""
 
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
-        if event.kind is GroupEventKind.EXPIRE and not event.attempt:
+        if event.kind is ActionKind.EXPIRE and not event.attempt:
             self._state.roster.of_id(event.consumer_id).forget()
         super().apply(event, now_ns)
 
@@ -29,7 +30,7 @@ class AcksWhatExpires(GroupStateMachine):
 class NeverCountsAttempts(GroupStateMachine):
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(
-            event._replace(due_ms=0) if event.kind is GroupEventKind.RETRY and event.due_ms > 0 else event, now_ns
+            event._replace(due_ms=0) if event.kind is ActionKind.RETRY and event.due_ms > 0 else event, now_ns
         )
 
 
@@ -64,7 +65,7 @@ class ForgetsTheGapBelowABelievedAck(GroupStateMachine):
     """After a crash the cursor jumps, and what lies below it is nobody's."""
 
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
-        if event.kind is GroupEventKind.ACK:
+        if event.kind is ActionKind.ACK:
             self._state.cursor = max(self._state.cursor, event.ranges[0][0])
         super().apply(event, now_ns)
 
@@ -78,7 +79,7 @@ class LetsTheNextPassOneThatFailed(GroupStateMachine):
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
         keys = self._state.keys
-        if event.kind is GroupEventKind.RETRY and keys is not None:
+        if event.kind is ActionKind.RETRY and keys is not None:
             self._state._free(keys._advance(keys.keys_of(event.ranges)), event.time_ms)
 
 
@@ -87,7 +88,7 @@ class CountsWhatWasNotBegun(GroupStateMachine):
 
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         keys = self._state.keys
-        if event.kind is GroupEventKind.EXPIRE and keys is not None:
+        if event.kind is ActionKind.EXPIRE and keys is not None:
             keys._following.clear()
             keys._following_count = 0
         super().apply(event, now_ns)
@@ -128,7 +129,7 @@ class LetsTheYoungestGoFirst(GroupStateMachine):
 class DeclinesAllThatWait(GroupStateMachine):
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
-        if event.kind is GroupEventKind.DECLINE and self._state.keys is not None:
+        if event.kind is ActionKind.DECLINE and self._state.keys is not None:
             self._state.keys.unpark([(each, 1) for each in self._state.keys.parked()])
 
 
@@ -143,7 +144,7 @@ class TakesAReleaseForAFailure(GroupStateMachine):
     def apply(self, event: GroupEvent, now_ns: int = 0) -> None:
         super().apply(event, now_ns)
         lot = self._state.unheld_lots.get((event.lot, event.attempt))
-        if event.kind is GroupEventKind.RETRY and event.due_ms == 0 and lot is not None:
+        if event.kind is ActionKind.RETRY and event.due_ms == 0 and lot is not None:
             lot.history = added(lot.history, failed(event.attempt, event.time_ms, "", b""))
 
 

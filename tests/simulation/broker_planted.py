@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.produce import ProduceProcessor
+from fairway.group_events import GroupEvent
 from fairway.groups import membership, pull
 from fairway.groups.decisions import JoinClaim, PullDecision
-from fairway.groups.events import GroupEvent
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName, Subject

@@ -17,10 +17,10 @@ from fairway.broker.inbox import Inboxes
 from fairway.broker.maintenance import BrokerMaintenance
 from fairway.broker.message_copies import CopiedRanges
 from fairway.errors import FairwayError
+from fairway.group_events import GroupEvent
 from fairway.groups import GroupDecision, GroupOutcome, Range, membership, snapshot
 from fairway.groups import GroupStateMachine as StateMachine
 from fairway.groups.decisions import PullDecision
-from fairway.groups.events import GroupEvent
 from fairway.groups.lots import Lot, UnheldLots, full
 from fairway.groups.state import GroupState
 from fairway.names import GroupName, Subject

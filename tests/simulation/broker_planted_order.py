@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from fairway.group_events import Range
 from fairway.groups import pull, snapshot
 from fairway.groups.config import GroupConfig
 from fairway.groups.keys import Keys
-from fairway.groups.lots import Lot, Range
+from fairway.groups.lots import Lot
 from fairway.groups.members import Roster
 from fairway.groups.pull import OrderedSelection, Room
 from fairway.groups.state import GroupState

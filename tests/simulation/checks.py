@@ -46,7 +46,7 @@ class ActionNumbers:
 
     def replay(self, record: Record) -> None:
         if record.header.kind == RecordKind.ACTIONS:
-            self.found.extend(action.lot for action in unpack(record.body))
+            self.found.extend(action.event.lot for action in unpack(record.body))
 
     def picture(self) -> bytes:
         return array("Q", self.found).tobytes()

@@ -13,9 +13,10 @@ from typing import TypeAlias
 
 from fairway import batch, limits
 from fairway.errors import Code, Refused, StorageFault
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.names import Subject
 from fairway.runtime.rng import SeededRng
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
 from tests.simulation.truth import Invariant, Sent, Truth, place
@@ -237,7 +238,9 @@ class Actor:
 
     def _action(self, number: int) -> Action:
         ranges = tuple((first, 1) for first in range(self._rng.below(4)))
-        return Action(ActionKind.ACK, 1, 1, NOW_MS, lot=number, ranges=ranges, detail=b"d" * self._rng.below(20))
+        return Action(
+            1, 1, GroupEvent(ActionKind.ACK, NOW_MS, lot=number, ranges=ranges, detail=b"d" * self._rng.below(20))
+        )
 
 
 async def read_about(store: Store, truth: Truth, rng: SeededRng) -> None:

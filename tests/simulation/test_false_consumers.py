@@ -18,8 +18,8 @@ import pytest
 from fairway.batch.identity import new_secret
 from fairway.broker.groups import ConsumerSessions
 from fairway.errors import Code, FairwayError, Refused
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import membership
-from fairway.groups.events import GroupEvent, GroupEventKind
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName
@@ -231,17 +231,17 @@ def verifiers_are_not_written() -> AbstractContextManager[None]:
     @contextmanager
     def planted() -> Iterator[None]:
         handlers = GroupState._HANDLERS
-        right = handlers[GroupEventKind.VERIFIER]
+        right = handlers[ActionKind.VERIFIER]
 
         def verify(state: GroupState, event: GroupEvent, now_ns: int) -> None:
             if now_ns:  # a replay gives no time
                 right(state, event, now_ns)
 
-        handlers[GroupEventKind.VERIFIER] = verify
+        handlers[ActionKind.VERIFIER] = verify
         try:
             yield
         finally:
-            handlers[GroupEventKind.VERIFIER] = right
+            handlers[ActionKind.VERIFIER] = right
 
     return planted()
 

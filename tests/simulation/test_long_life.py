@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from fairway.broker.groups import Groups
+from fairway.group_events import ActionKind
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.storage import action_log, checkpoint, reset_replica, segment
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.record import RecordKind
 from fairway.storage.retention import Policy
 from fairway.storage.segment import SegmentScan
@@ -63,8 +64,8 @@ def _check_trace(scene: Scene) -> None:
     end = store.messages.end_sequence(subject_id)
     acked: dict[int, set[int]] = {}
     for each in _actions(store):
-        if each.kind is ActionKind.ACK and each.subject_id == subject_id:
-            for start, count in each.ranges:
+        if each.event.kind is ActionKind.ACK and each.subject_id == subject_id:
+            for start, count in each.event.ranges:
                 acked.setdefault(each.group_id, set()).update(range(start, start + count))
     for host in scene.broker.coordinator.groups:
         if host.subject_id == subject_id:

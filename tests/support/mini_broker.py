@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from fairway import batch
 from fairway.batch.identity import consumer_verifier_of
 from fairway.errors import Code, Refused
-from fairway.groups import (
-    GroupConfig,
-    GroupDecision,
-    GroupEvent,
-    GroupOutcome,
-    GroupStateMachine,
-    JoinClaim,
-    SettleVerdict,
-)
+from fairway.group_events import GroupEvent
+from fairway.groups import GroupConfig, GroupDecision, GroupOutcome, GroupStateMachine, JoinClaim, SettleVerdict
 from fairway.groups.config import encode
 from fairway.names import ConsumerName
 from fairway.protocol import messages as m

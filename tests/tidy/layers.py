@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from tests.tidy.source import Finding, Source
 
 _VALUES = frozenset({"names", "limits", "errors", "redaction"})
-_GROUND = _VALUES | {"runtime", "batch", "coalesce"}
+_GROUND = _VALUES | {"runtime", "batch", "coalesce", "group_events"}
 _PARTS = frozenset({"protocol", "storage", "groups", "scheduling", "registry"})  # blind to one another
 _SERVERS = frozenset({"broker", "delay", "meta"})  # blind to one another too: `fairway up` joins them, in the cli
 _SHARED = frozenset({"replication", "serving"})  # what servers have in common
@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "redaction": frozenset(),
     "names": frozenset({"limits", "errors"}),
     "coalesce": frozenset({"errors"}),  # a law that clients and groups share
+    "group_events": frozenset(),  # what groups decide, storage writes and readers of the log show
     "runtime": _VALUES,
     "batch": _VALUES | {"runtime"},
     **dict.fromkeys(_PARTS, _GROUND),

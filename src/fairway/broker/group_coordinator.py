@@ -24,15 +24,15 @@ from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.broker.wait_lists import WaitList
 from fairway.errors import Code, FairwayError, Refused
-from fairway.groups import Dying, GroupConfig, GroupDecision, GroupEventKind, GroupOutcome, Range
-from fairway.groups.events import LOST
+from fairway.group_events import LOST, ActionKind, GroupEvent
+from fairway.groups import Dying, GroupConfig, GroupDecision, GroupOutcome, Range
 from fairway.names import GroupName, Subject
 from fairway.protocol import ControlMessage
 from fairway.runtime.clock import Clock
 from fairway.scheduling import Scheduler
 from fairway.serving.memory_plan import SharedMemory
 from fairway.serving.requests import Requester, ServedRequest
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.record import RecordHeader
 from fairway.storage.repair import lost_ranges
@@ -136,17 +136,17 @@ CallLater = Callable[..., asyncio.TimerHandle]
 # After these events an ordered group may hand out messages that waited behind others.
 _FREEING = frozenset(
     {
-        GroupEventKind.ACK,
-        GroupEventKind.DEAD,
-        GroupEventKind.RETRY,
-        GroupEventKind.EXPIRE,
-        GroupEventKind.LEAVE,
-        GroupEventKind.GO_ON,
-        GroupEventKind.CURSOR,
+        ActionKind.ACK,
+        ActionKind.DEAD,
+        ActionKind.RETRY,
+        ActionKind.EXPIRE,
+        ActionKind.LEAVE,
+        ActionKind.GO_ON,
+        ActionKind.CURSOR,
     }
 )
 
-_PARTING = frozenset({GroupEventKind.EXPIRE, GroupEventKind.LEAVE})
+_PARTING = frozenset({ActionKind.EXPIRE, ActionKind.LEAVE})
 
 _CODES = {
     GroupOutcome.BUSY: Code.BUSY,
@@ -336,7 +336,7 @@ class GroupCoordinator:
 
     def _write_removal(self, gone: Sequence[GroupHost]) -> None:
         now_ms = self.clock.wall_ms()
-        self.store.act([Action(ActionKind.REMOVE, each.id, each.subject_id, now_ms) for each in gone])
+        self.store.act([each.action(GroupEvent(ActionKind.REMOVE, now_ms)) for each in gone])
 
     def _forget(self, gone: Sequence[GroupHost]) -> None:
         self._known.clear()
@@ -368,7 +368,7 @@ class GroupCoordinator:
         return self._note(ActionKind.READ_ONLY, 0, subject_id, int(is_on))
 
     def _note(self, kind: ActionKind, group_id: int, subject_id: int, value: int) -> RecordHeader:
-        return self.store.act([Action(kind, group_id, subject_id, self.clock.wall_ms(), lot=value)])
+        return self.store.act([Action(group_id, subject_id, GroupEvent(kind, self.clock.wall_ms(), lot=value))])
 
     # --- wake-ups and timers -----------------------------------------------------------------------------------------
 

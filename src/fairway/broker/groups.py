@@ -27,10 +27,11 @@ import msgspec
 
 from fairway.broker.message_copies import CopiedRanges
 from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError
-from fairway.groups import Description, GroupEvent, GroupEventKind, GroupStateMachine
+from fairway.group_events import ActionKind, GroupEvent
+from fairway.groups import Description, GroupStateMachine
 from fairway.names import ConsumerName, GroupName
 from fairway.serving.requests import Requester
-from fairway.storage.action_log import Action, ActionKind, unpack, unpack_groups
+from fairway.storage.action_log import Action, unpack, unpack_groups
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
@@ -153,21 +154,9 @@ class GroupHost:
 
     def action(self, event: GroupEvent) -> Action:
         """The event as an action of the log. A configuration carries the group's name with it."""
-        detail = event.detail
-        if event.kind is GroupEventKind.GROUP_CONFIG:
-            detail = msgspec.msgpack.encode((str(self.name), detail))
-        return Action(
-            ActionKind(event.kind),
-            self.id,
-            self.subject_id,
-            event.time_ms,
-            event.consumer_id,
-            event.attempt,
-            event.due_ms,
-            event.lot,
-            event.ranges,
-            detail,
-        )
+        if event.kind is ActionKind.GROUP_CONFIG:
+            event = event._replace(detail=msgspec.msgpack.encode((str(self.name), event.detail)))
+        return Action(self.id, self.subject_id, event)
 
 
 class _HostPicture(msgspec.Struct, frozen=True, array_like=True):
@@ -229,29 +218,20 @@ class Groups:
             self._replay_action(action)
 
     def _replay_action(self, action: Action) -> None:
-        if action.kind is ActionKind.READ_ONLY:
-            self.note_read_only(action.subject_id, is_on=bool(action.lot))
+        group_id, subject_id, event = action
+        if event.kind is ActionKind.READ_ONLY:
+            self.note_read_only(subject_id, is_on=bool(event.lot))
             return
-        host = self._hosts.get(action.group_id)
-        detail = action.detail
-        if action.kind is ActionKind.GROUP_CONFIG:
-            name, detail = _read_config(action.detail)
-            host = host or self._add(GroupHost(action.group_id, action.subject_id, name))
+        host = self._hosts.get(group_id)
+        if event.kind is ActionKind.GROUP_CONFIG:
+            name, config = _read_config(event.detail)
+            event = event._replace(detail=config)
+            host = host or self._add(GroupHost(group_id, subject_id, name))
         if host is None:
             return  # the record that introduced the group is rotten: a later join creates a new group
-        if action.kind in _BESIDE_THE_STATE_MACHINE:
-            self._replay_beside(host, action)
+        if event.kind in _BESIDE_THE_STATE_MACHINE:
+            self._replay_beside(host, event)
             return
-        event = GroupEvent(
-            GroupEventKind(action.kind),
-            action.time_ms,
-            action.consumer_id,
-            action.attempt,
-            action.due_ms,
-            action.lot,
-            action.ranges,
-            detail,
-        )
         if not self._has_holes:
             host.state_machine.apply(event)
             return
@@ -265,19 +245,18 @@ class Groups:
         """Which group and which consumer has which number, for readers of the action log that begin at a new segment.
         These actions stand for no event, so they have no time and no configuration."""
         for host in self:
-            named = msgspec.msgpack.encode((str(host.name), b""))
-            yield Action(ActionKind.GROUP_CONFIG, host.id, host.subject_id, 0, detail=named)
+            yield host.action(GroupEvent(ActionKind.GROUP_CONFIG, 0))
             for consumer_id, name in host.state_machine.members():
-                yield Action(ActionKind.JOIN, host.id, host.subject_id, 0, consumer_id, detail=name.encode())
+                yield host.action(GroupEvent(ActionKind.JOIN, 0, consumer_id, detail=name.encode()))
 
     def of_id(self, group_id: int) -> GroupHost | None:
         return self._hosts.get(group_id)
 
-    def _replay_beside(self, host: GroupHost, action: Action) -> None:
-        if action.kind is ActionKind.WEIGHT:
-            host.weight = action.lot / WEIGHT_UNIT
-        elif action.kind is ActionKind.RATE:
-            host.rate_per_s = action.lot
+    def _replay_beside(self, host: GroupHost, event: GroupEvent) -> None:
+        if event.kind is ActionKind.WEIGHT:
+            host.weight = event.lot / WEIGHT_UNIT
+        elif event.kind is ActionKind.RATE:
+            host.rate_per_s = event.lot
         else:
             self.remove(host)
 

@@ -17,7 +17,8 @@ from fairway.broker.inbox import Inboxes
 from fairway.broker.key_window import Fresh, KeyFinder
 from fairway.broker.message_reader import SKIPPED_BATCHES_MAX, MessageReader
 from fairway.errors import FairwayError, Refused
-from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
+from fairway.group_events import ActionKind
+from fairway.groups import GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
 from fairway.groups import SettleVerdict as Settlement
 from fairway.names import ConsumerName
 from fairway.protocol import ControlMessage, messages
@@ -33,7 +34,7 @@ SKIPPED_MESSAGES_MAX = SKIPPED_BATCHES_MAX
 # tries of one pull: it decides again when its choice is unreadable or too large; each try leaves some out
 _TRIES_MAX = 8
 _RUN_CUT = 4  # small enough that runs end before the tries do: the heads of the runs alone are the choice that fits
-_PASSED = frozenset({GroupEventKind.PARK, GroupEventKind.DECLINE})
+_PASSED = frozenset({ActionKind.PARK, ActionKind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # a frame of this size has room beside the batches that were chosen by their size
 
 

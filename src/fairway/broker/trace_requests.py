@@ -23,7 +23,8 @@ from fairway.broker.groups import GroupHost, Groups
 from fairway.broker.message_reader import RECENT_BYTES, MessageReader
 from fairway.broker.scan import place
 from fairway.errors import Code, Refused
-from fairway.groups import GroupDecision, GroupEventKind
+from fairway.group_events import ActionKind
+from fairway.groups import GroupDecision
 from fairway.protocol import ControlMessage
 from fairway.protocol.admin_messages import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 from fairway.protocol.messages import Whence
@@ -49,7 +50,7 @@ class NameTable:
         """Remember consumers that join."""
         for host, decision in decided:
             for event in decision.events:
-                if event.kind is GroupEventKind.JOIN:
+                if event.kind is ActionKind.JOIN:
                     self._latest[host.id, event.consumer_id] = event.detail.decode()
         while len(self._latest) > LATEST_MAX:
             self._latest.popitem(last=False)

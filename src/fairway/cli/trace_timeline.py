@@ -27,11 +27,12 @@ from fairway.client.action_log_reader import (
     detail_of,
     event_of,
 )
+from fairway.group_events import ActionKind
 from fairway.groups.attempts import count_of
 from fairway.groups.config import Mode
 from fairway.protocol.admin_messages import Index, Indexed, Named, Retrace, Retraced
 from fairway.protocol.messages import Whence
-from fairway.storage.action_log import RANGE_BYTES, ActionHeader, ActionKind, walk
+from fairway.storage.action_log import RANGE_BYTES, ActionHeader, walk
 from fairway.storage.record import RecordKind
 
 if TYPE_CHECKING:

@@ -17,15 +17,17 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from fairway import group_events
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError
-from fairway.groups import config, events
+from fairway.group_events import ActionKind
+from fairway.groups import config
 from fairway.groups.config import Mode
 from fairway.limits import NAMES_MAX, RETRACE_BYTES_MAX
 from fairway.protocol import admin_messages
 from fairway.protocol.admin_messages import Named, NumberedConsumer, Retrace, Retraced
 from fairway.protocol.messages import Whence
 from fairway.storage import record
-from fairway.storage.action_log import ActionKind, walk
+from fairway.storage.action_log import walk
 from fairway.storage.record import BadRecord, Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 
@@ -50,21 +52,21 @@ _PLAIN: Final[dict[int, str]] = {
     ActionKind.VERIFIER: "secured",
 }
 _MAY_LOSE: Final = frozenset({ActionKind.ACK, ActionKind.DEAD})  # with LOST as their detail
-_CURSOR: Final = {events.SOUGHT: SOUGHT, events.LOST: "lost"}
+_CURSOR: Final = {group_events.SOUGHT: SOUGHT, group_events.LOST: "lost"}
 
 
 def event_of(kind: int, due_ms: int, lot: int, detail: bytes) -> str:
     """The word for an action."""
     plain = _PLAIN.get(kind)
     if plain is not None:
-        return "lost" if detail == events.LOST and kind in _MAY_LOSE else plain
+        return "lost" if detail == group_events.LOST and kind in _MAY_LOSE else plain
     match kind:
-        case ActionKind.RETRY if due_ms == events.RELEASED:
+        case ActionKind.RETRY if due_ms == group_events.RELEASED:
             return "released"
-        case ActionKind.RETRY if due_ms == events.REJECTED:
+        case ActionKind.RETRY if due_ms == group_events.REJECTED:
             return "rejected"
         case ActionKind.RETRY:
-            return "doubted" if detail == events.UNSURE else "retried"
+            return "doubted" if detail == group_events.UNSURE else "retried"
         case ActionKind.CURSOR:
             return _CURSOR.get(detail, "skipped")
         case ActionKind.PAUSE:
@@ -81,7 +83,7 @@ def detail_of(kind: int, lot: int, detail: bytes) -> str | None:
         case ActionKind.GROUP_CONFIG:
             mode = named_config(detail)[1]
             return None if mode is None else mode.value
-        case ActionKind.RETRY if detail != events.UNSURE:
+        case ActionKind.RETRY if detail != group_events.UNSURE:
             return detail.decode(errors="replace") or None
         case ActionKind.PAUSE:
             return detail.decode(errors="replace") or None

@@ -2,7 +2,6 @@
 
     state_machine the interface: `GroupStateMachine` makes decisions and applies events
     state         the state of a group, and `apply`, which changes it by events
-    events        everything that can happen, as stored in the action log
     decisions     the results of decisions: an outcome, events, and work for the caller
     config        the versioned configuration of a group
     membership    decisions: join, leave, expire
@@ -16,10 +15,11 @@
     snapshot      the state as bytes, for people, and as an amount of memory
 
 A request travels so: the caller asks `GroupStateMachine` for a decision, for example with `pull`. The module of that
-decision reads the state and returns events. The caller applies the events, appends them to the action log, and answers.
-After a restart the caller restores a snapshot and applies the later events of the log.
+decision reads the state and returns events (`fairway.group_events`). The caller applies the events, appends them to the
+action log, and answers. After a restart the caller restores a snapshot and applies the later events of the log.
 """
 
+from fairway.group_events import ActionKind, GroupEvent, Range
 from fairway.groups.attempts import Attempt, Attempts
 from fairway.groups.config import AfterDead, Backoff, Coalesce, GroupConfig, Mode, Order, TagFilter
 from fairway.groups.decisions import (
@@ -33,13 +33,12 @@ from fairway.groups.decisions import (
     SeekDecision,
     SettleDecision,
 )
-from fairway.groups.events import GroupEvent, GroupEventKind
-from fairway.groups.lots import Range
 from fairway.groups.settle import SettleVerdict
 from fairway.groups.snapshot import ConsumerDescription, Description
 from fairway.groups.state_machine import GroupStateMachine
 
 __all__ = [
+    "ActionKind",
     "AfterDead",
     "Attempt",
     "Attempts",
@@ -51,7 +50,6 @@ __all__ = [
     "GroupConfig",
     "GroupDecision",
     "GroupEvent",
-    "GroupEventKind",
     "GroupOutcome",
     "GroupStateMachine",
     "Handout",

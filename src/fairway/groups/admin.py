@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from fairway import limits
-from fairway.groups import events
-from fairway.groups.config import GroupConfig
+from fairway import group_events, limits
+from fairway.group_events import GroupEvent, Range
+from fairway.groups.config import GroupConfig, encode
 from fairway.groups.decisions import Dying, GroupDecision, GroupOutcome, Handout, SeekDecision
-from fairway.groups.events import GroupEvent
-from fairway.groups.lots import Lot, Range, open_in, ranges_of
+from fairway.groups.lots import Lot, open_in, ranges_of
 from fairway.groups.members import Member
 from fairway.groups.pull import runs_of
 from fairway.groups.state import GroupState
@@ -35,7 +34,7 @@ def decide_configure(state: GroupState, expected_version: int, config: GroupConf
         return GroupDecision(
             GroupOutcome.BAD_REQUEST, sentence=f"the next version is {current + 1}, not {config.version}"
         )
-    return GroupDecision(GroupOutcome.DONE, (events.configured(config, now_ms),))
+    return GroupDecision(GroupOutcome.DONE, (group_events.configured(encode(config), now_ms),))
 
 
 def decide_pause(state: GroupState, is_paused: bool, name: ConsumerName | None, now_ms: int) -> GroupDecision:
@@ -47,13 +46,13 @@ def decide_pause(state: GroupState, is_paused: bool, name: ConsumerName | None, 
         return GroupDecision(
             GroupOutcome.BUSY, sentence=f"{len(state.paused)} consumers are paused, which is all that may be"
         )
-    return GroupDecision(GroupOutcome.DONE, (events.paused(is_paused, name or "", now_ms),))
+    return GroupDecision(GroupOutcome.DONE, (group_events.paused(is_paused, name or "", now_ms),))
 
 
 def decide_go_on(state: GroupState, key: int, now_ms: int) -> GroupDecision:
     halted = set() if state.keys is None else state.keys.halted
     is_there = bool(halted) or state.is_halted if key == 0 else key in halted
-    return GroupDecision(GroupOutcome.DONE, (events.gone_on(key, now_ms),) if is_there else ())
+    return GroupDecision(GroupOutcome.DONE, (group_events.gone_on(key, now_ms),) if is_there else ())
 
 
 def decide_seek(state: GroupState, to: int, now_ms: int) -> SeekDecision:
@@ -62,7 +61,7 @@ def decide_seek(state: GroupState, to: int, now_ms: int) -> SeekDecision:
         return SeekDecision(GroupOutcome.BAD_REQUEST, sentence="a sequence is not negative")
     return SeekDecision(
         GroupOutcome.DONE,
-        (events.sought(to, now_ms),),
+        (group_events.sought(to, now_ms),),
         held=sum(lot.open_count for _, lot in state.roster.held()),
         waiting=sum(lot.open_count for lot in state.unheld_lots)
         + (0 if state.keys is None else state.keys.parked_count),
@@ -73,8 +72,8 @@ def decide_seek(state: GroupState, to: int, now_ms: int) -> SeekDecision:
 def decide_drop(state: GroupState, absent: Handout, is_lost: bool, now_ms: int) -> GroupDecision:
     """Drop unreadable messages from the lots that nobody holds. They count as lost if rot took them."""
     ranges = _stocked(state, absent)
-    detail = events.LOST if is_lost else b""
-    event = events.acked(0, absent.attempt, absent.first, ranges, now_ms, detail)
+    detail = group_events.LOST if is_lost else b""
+    event = group_events.acked(0, absent.attempt, absent.first, ranges, now_ms, detail)
     return GroupDecision(GroupOutcome.DONE, (event,) if ranges else ())
 
 
@@ -91,7 +90,7 @@ def decide_lose(member: Member, held: Handout, now_ms: int) -> GroupDecision:
         return GroupDecision(GroupOutcome.DONE)
     ranges = ranges_of(mask, lot.base)
     return GroupDecision(
-        GroupOutcome.DONE, (events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, events.LOST),)
+        GroupOutcome.DONE, (group_events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, group_events.LOST),)
     )
 
 
@@ -100,7 +99,7 @@ def decide_reject(state: GroupState, lot: Handout, reason: str, now_ms: int) -> 
     ranges = _stocked(state, lot)
     if not ranges:
         return GroupDecision(GroupOutcome.DONE)
-    event = events.returned(0, lot.attempt, lot.first, ranges, events.REJECTED, reason.encode(), now_ms)
+    event = group_events.returned(0, lot.attempt, lot.first, ranges, group_events.REJECTED, reason.encode(), now_ms)
     return GroupDecision(GroupOutcome.DONE, (event,), (Dying(ranges[0][0], lot.attempt, ranges, reason),))
 
 
@@ -120,15 +119,15 @@ def decide_skip(state: GroupState, first: int, to: int, is_lost: bool, now_ms: i
     if not is_lost:
         first = max(first, to)
     if first > state.cursor:
-        happened.append(events.skipped(state.cursor, first, events.SKIPPED, now_ms))
+        happened.append(group_events.skipped(state.cursor, first, group_events.SKIPPED, now_ms))
     if to > max(first, state.cursor):
-        happened.append(events.skipped(max(first, state.cursor), to, events.LOST, now_ms))
+        happened.append(group_events.skipped(max(first, state.cursor), to, group_events.LOST, now_ms))
     return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
 
 def decide_mark_dead(state: GroupState, dying: Dying, is_lost: bool, now_ms: int) -> GroupDecision:
     """Count only messages that are still dying: a seek, or an earlier `mark_dead`, may have come in between."""
-    detail = events.LOST if is_lost else b""
+    detail = group_events.LOST if is_lost else b""
     named = state.dying.get((dying.first, dying.attempt))
     lots = list(state.dying) if named is None else [named]  # parts of a lot are renamed: rare, so search
     happened = []
@@ -138,7 +137,7 @@ def decide_mark_dead(state: GroupState, dying: Dying, is_lost: bool, now_ms: int
             for first, count in dying.ranges:
                 mask |= open_in(lot, first, count)
             if mask:
-                happened.append(events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms, detail))
+                happened.append(group_events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms, detail))
     return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
 
@@ -152,12 +151,12 @@ def decide_forsake(state: GroupState, first_kept: int, now_ms: int) -> GroupDeci
         if ranges:
             reason = RETENTION.encode()
             happened.append(
-                events.returned(consumer_id, lot.attempt, lot.base, ranges, events.REJECTED, reason, now_ms)
+                group_events.returned(consumer_id, lot.attempt, lot.base, ranges, group_events.REJECTED, reason, now_ms)
             )
             dying.append(Dying(ranges[0][0], lot.attempt, ranges, RETENTION))
     happened += _lost_parked(state, first_kept, now_ms)
     if first_kept > state.cursor:
-        happened.append(events.skipped(state.cursor, first_kept, events.LOST, now_ms))
+        happened.append(group_events.skipped(state.cursor, first_kept, group_events.LOST, now_ms))
     return GroupDecision(GroupOutcome.DONE, tuple(happened), tuple(dying))
 
 
@@ -167,7 +166,7 @@ def _lost_parked(state: GroupState, first_kept: int, now_ms: int) -> list[GroupE
         return []
     ranges = runs_of([each for each in state.keys.parked() if each < first_kept], 0)
     parts = [ranges[at : at + _RANGES_PER_EVENT] for at in range(0, len(ranges), _RANGES_PER_EVENT)]
-    return [events.lost_parked(state.cursor, part, now_ms) for part in parts]
+    return [group_events.lost_parked(state.cursor, part, now_ms) for part in parts]
 
 
 def _below(lot: Lot, end: int) -> tuple[Range, ...]:

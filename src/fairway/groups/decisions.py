@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from fairway.group_events import GroupEvent, Range
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig
-from fairway.groups.events import GroupEvent
-from fairway.groups.lots import Range
 
 
 class GroupOutcome(enum.Enum):

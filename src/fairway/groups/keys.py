@@ -28,7 +28,7 @@ from itertools import chain, repeat
 
 from fairway import limits
 from fairway.errors import invariant
-from fairway.groups.lots import Range
+from fairway.group_events import Range
 
 NO_KEY = 0
 _NOBODY = -1  # in place of a head: the key has halted, and no message of it is out

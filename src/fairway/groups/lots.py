@@ -30,9 +30,9 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import invariant
+from fairway.group_events import Range
 from fairway.groups.attempts import Attempts
 
-Range = tuple[int, int]  # first sequence, count
 Name = tuple[int, int]  # first sequence, attempt
 
 

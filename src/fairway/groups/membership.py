@@ -22,10 +22,10 @@ that secret.
 
 from __future__ import annotations
 
+from fairway import group_events
 from fairway.batch.identity import is_same
-from fairway.groups import events
+from fairway.group_events import GroupEvent
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, GroupDecision, GroupOutcome, JoinClaim, JoinDecision
-from fairway.groups.events import GroupEvent
 from fairway.groups.lots import Lot, ranges_of
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
@@ -76,13 +76,13 @@ def decide_join(
     is_new_gap = _is_gap(state, arrived, aging_ms)
     is_gap = is_new_gap or state.has_gap  # reported again if the first report may have been lost
     if is_new_gap:
-        happened.append(events.sought(max(resume_at, state.cursor), now_ms))
+        happened.append(group_events.sought(max(resume_at, state.cursor), now_ms))
     if member is not None:
-        happened.append(events.expired(member.id, now_ms))
-    happened.append(events.joined(state.next_consumer_id, name, config.version, now_ms, is_gap=is_gap))
+        happened.append(group_events.expired(member.id, now_ms))
+    happened.append(group_events.joined(state.next_consumer_id, name, config.version, now_ms, is_gap=is_gap))
     if claim.verifier:
-        happened.append(events.verified(state.next_consumer_id, claim.verifier, now_ms))
-    reason = RESTARTED if is_owner else events.LEASE_ENDED
+        happened.append(group_events.verified(state.next_consumer_id, claim.verifier, now_ms))
+    reason = RESTARTED if is_owner else group_events.LEASE_ENDED
     dying = _last_attempts(state, member, reason) if member is not None else ()
     return JoinDecision(GroupOutcome.DONE, tuple(happened), dying, config=config, is_gap=is_gap)
 
@@ -116,9 +116,9 @@ def _told_again(state: GroupState, member: Member, claim: JoinClaim, now_ms: int
     """The events of a JOIN that resumes a member: only its changes."""
     happened = []
     if member.version != state.config.version:
-        happened.append(events.joined(member.id, member.name, state.config.version, now_ms))
+        happened.append(group_events.joined(member.id, member.name, state.config.version, now_ms))
     if claim.verifier and not member.verifier:
-        happened.append(events.verified(member.id, claim.verifier, now_ms))
+        happened.append(group_events.verified(member.id, claim.verifier, now_ms))
     return tuple(happened)
 
 
@@ -131,7 +131,7 @@ def _is_gap(state: GroupState, arrived: int, aging_ms: int) -> bool:
 
 
 def decide_leave(member: Member, now_ms: int) -> GroupDecision:
-    return GroupDecision(GroupOutcome.DONE, (events.left(member.id, now_ms),))
+    return GroupDecision(GroupOutcome.DONE, (group_events.left(member.id, now_ms),))
 
 
 def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
@@ -140,7 +140,7 @@ def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
     then the group believes an ack of the consumer that has it."""
     due_ms = now_ms + state.config.lease_ms
     happened = [
-        events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
+        group_events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
         for member, lot in state.roster.held()
     ]
     return GroupDecision(GroupOutcome.DONE, tuple(happened))
@@ -153,8 +153,8 @@ def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
     gone = set()
     lots_left = EXPIRED_LOTS_PER_TURN
     for member in state.roster.silent_since(now_ns - state.config.lease_ms * MS_NS):
-        happened.append(events.expired(member.id, now_ms))
-        dying += _last_attempts(state, member, events.LEASE_ENDED)
+        happened.append(group_events.expired(member.id, now_ms))
+        dying += _last_attempts(state, member, group_events.LEASE_ENDED)
         gone.add(member.id)
         lots_left -= 1 + len(member.lots)
         if lots_left <= 0:
@@ -165,8 +165,8 @@ def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
             if lot.handed_ns > limit_ns or lots_left <= 0:
                 break
             if member.id not in gone:
-                happened.append(events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
-                dying += _dying_of(state, lot, events.HELD_TOO_LONG)
+                happened.append(group_events.held_too_long(member.id, lot.attempt, lot.base, lot.ranges, now_ms))
+                dying += _dying_of(state, lot, group_events.HELD_TOO_LONG)
                 lots_left -= 1
     return GroupDecision(GroupOutcome.DONE, tuple(happened), tuple(dying))
 

@@ -35,15 +35,14 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from fairway import limits
+from fairway import group_events, limits
 from fairway.coalesce import CoalescingAnswer, Keep, Machine
 from fairway.errors import InvariantViolated, invariant
-from fairway.groups import events
+from fairway.group_events import GroupEvent, Range
 from fairway.groups.config import Coalesce, GroupConfig, Mode, Order
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, GroupOutcome, Handout, PullDecision
-from fairway.groups.events import GroupEvent
 from fairway.groups.keys import NO_KEY, Keys
-from fairway.groups.lots import Lot, Range, head_of, mask_of, ranges_of
+from fairway.groups.lots import Lot, head_of, mask_of, ranges_of
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 
@@ -324,7 +323,7 @@ class LotSelection:
         state = self._state
         invariant(first >= state.cursor, "fresh messages begin at or above the cursor")
         if first > state.cursor:
-            self._events.append(events.skipped(state.cursor, first, events.SKIPPED, self._now_ms))
+            self._events.append(group_events.skipped(state.cursor, first, group_events.SKIPPED, self._now_ms))
         group_left = state.config.lots_max - state.in_flight
         while count and self._messages_left and self._lots_left:
             if group_left <= 0:
@@ -342,7 +341,7 @@ class LotSelection:
         self._messages_left -= count
         self._lots_left -= 1
         self._lots.append(Handout(ranges[0][0], attempt, ranges, is_behind))
-        self._events.append(events.pulled(self._member.id, attempt, ranges, self._number, self._now_ms, keys))
+        self._events.append(group_events.pulled(self._member.id, attempt, ranges, self._number, self._now_ms, keys))
 
 
 class KeyedChoice(LotSelection):
@@ -410,7 +409,7 @@ class KeyedChoice(LotSelection):
         state, now_ms = self._state, self._now_ms
         invariant(len(self._keys) == count, "a group by key is told the key of every fresh message")
         if first > state.cursor:
-            self._events.append(events.skipped(state.cursor, first, events.SKIPPED, now_ms))
+            self._events.append(group_events.skipped(state.cursor, first, group_events.SKIPPED, now_ms))
         if not self._messages_left:
             return False
         if len(self._by_key) >= limits.GROUP_KEYED_MAX:
@@ -428,10 +427,10 @@ class KeyedChoice(LotSelection):
             self._hand_out(1, runs_of(lot, first), len(lot), keys)
             self._runs.lead(keys)
         if found.declined:
-            self._events.append(events.declined(first + found.end, runs_of(found.declined, first), now_ms))
+            self._events.append(group_events.declined(first + found.end, runs_of(found.declined, first), now_ms))
         if found.parked:
             keys = [self._keys[offset] for offset in found.parked]
-            self._events.append(events.parked(first + found.end, runs_of(found.parked, first), keys, now_ms))
+            self._events.append(group_events.parked(first + found.end, runs_of(found.parked, first), keys, now_ms))
             self._runs.park(zip([first + offset for offset in found.parked], keys, strict=True))
             self._runs.follow((first + offset, self._keys[offset]) for offset in found.behind)
             self._messages_left -= len(found.behind)

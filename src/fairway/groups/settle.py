@@ -17,11 +17,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from fairway import limits
-from fairway.groups import events
+from fairway import group_events, limits
+from fairway.group_events import Range
 from fairway.groups.config import Mode
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, Dying, GroupOutcome, SettleDecision
-from fairway.groups.lots import Range, mask_of, open_in, ranges_of
+from fairway.groups.lots import mask_of, open_in, ranges_of
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 
@@ -66,7 +66,7 @@ def decide(
         return SettleDecision(GroupOutcome.DONE, stale=stale)
     parts = ranges_of(settled, first)
     if verdict is SettleVerdict.ACK:
-        event = events.acked(member.id, attempt, first, parts, now_ms)
+        event = group_events.acked(member.id, attempt, first, parts, now_ms)
         return SettleDecision(GroupOutcome.DONE, (event,), settled=settled.bit_count(), stale=stale)
     is_full = not may_grow or state.in_flight >= 2 * state.config.lots_max
     if is_full and settled != lot.mask:
@@ -76,9 +76,9 @@ def decide(
         )
     due_ms = _due_ms(state, verdict, attempt, after_ms, draw, now_ms)
     why = reason.encode()[: limits.REASON_BYTES_MAX]
-    event = events.returned(member.id, attempt, first, parts, due_ms, why, now_ms)
+    event = group_events.returned(member.id, attempt, first, parts, due_ms, why, now_ms)
     is_last = due_ms > 0 and attempt >= state.config.attempts_max
-    is_dying = due_ms == events.REJECTED or is_last
+    is_dying = due_ms == group_events.REJECTED or is_last
     dying = (Dying(parts[0][0], attempt, parts, reason),) if is_dying else ()
     return SettleDecision(GroupOutcome.DONE, (event,), dying, settled=settled.bit_count(), stale=stale)
 
@@ -98,9 +98,9 @@ def _due_ms(
     state: GroupState, verdict: SettleVerdict, attempt: int, after_ms: int | None, draw: float, now_ms: int
 ) -> int:
     if verdict is SettleVerdict.REJECT:
-        return events.REJECTED
+        return group_events.REJECTED
     if verdict is SettleVerdict.RELEASE:
-        return events.RELEASED
+        return group_events.RELEASED
     wait_ms = state.config.backoff.delay_ms(attempt, draw) if after_ms is None else after_ms
     return max(1, now_ms + wait_ms)  # a time, not RELEASED
 
@@ -121,7 +121,7 @@ def _decide_unheld(
     stale = (said & ~believed).bit_count()
     if not believed:
         return SettleDecision(GroupOutcome.DONE, stale=stale)
-    event = events.acked(member.id, attempt, first, ranges_of(believed, first), now_ms)
+    event = group_events.acked(member.id, attempt, first, ranges_of(believed, first), now_ms)
     return SettleDecision(GroupOutcome.DONE, (event,), settled=believed.bit_count(), stale=stale, is_believed=True)
 
 

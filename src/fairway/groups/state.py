@@ -23,13 +23,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
-from fairway import limits
+from fairway import group_events, limits
 from fairway.errors import InvariantViolated, invariant
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import attempts as histories
 from fairway.groups import config as configs
-from fairway.groups import events
 from fairway.groups.config import AfterDead, GroupConfig, Mode, Order
-from fairway.groups.events import GroupEvent, GroupEventKind
 from fairway.groups.keys import Keys
 from fairway.groups.lots import Lot, LotTable, UnheldLots, full, gathered, mask_of, open_in
 from fairway.groups.members import Member, Roster
@@ -138,14 +137,14 @@ class GroupState:
             self._part(event, attempts=1)
             return
         taken = self._take(event)
-        reason = events.HELD_TOO_LONG.encode()
+        reason = group_events.HELD_TOO_LONG.encode()
         self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), reason)
         self._fail(taken, taken.attempt, attempts=1, due_ms=0, reason=reason)
 
     def _part(self, event: GroupEvent, attempts: int) -> None:
         """Remove a member; its lots are unheld at once."""
         member = self.roster.remove(event.consumer_id)
-        reason = events.LEASE_ENDED.encode()
+        reason = group_events.LEASE_ENDED.encode()
         for lot in member.lots.values():
             self.held_count -= 1
             self.held_beside_bytes -= lot.beside_bytes
@@ -181,7 +180,7 @@ class GroupState:
             return
         member = self.roster.of_id(event.consumer_id)
         self.has_gap = False  # a member that pulls has received the answer to its JOIN
-        lot.number = events.number_of(event)
+        lot.number = group_events.number_of(event)
         if self.is_ordered:
             self.number = max(self.number, lot.number)
             if self.config.rate_per_key and self.keys is not None:
@@ -210,7 +209,7 @@ class GroupState:
 
     def _pull_by_key(self, keys: Keys, event: GroupEvent) -> Lot:
         """Hand out fresh messages, of which some before and in between may have been parked."""
-        keys.hand_out(event.ranges, events.keys_of(event))
+        keys.hand_out(event.ranges, group_events.keys_of(event))
         last, count = event.ranges[-1]
         self.cursor = last + count
         return Lot(event.lot, mask_of(event.ranges, event.lot), event.attempt)
@@ -219,7 +218,7 @@ class GroupState:
         """Park messages behind others of their keys, some of which just went out."""
         invariant(self.keys is not None, "only a group by key parks messages")
         if self.keys is not None:
-            self._free(self.keys.park(event.ranges, events.keys_of(event)), event.time_ms)
+            self._free(self.keys.park(event.ranges, group_events.keys_of(event)), event.time_ms)
         self.cursor = max(self.cursor, event.lot)
 
     def _decline(self, event: GroupEvent, now_ns: int) -> None:
@@ -248,10 +247,10 @@ class GroupState:
 
     def _retry(self, event: GroupEvent, now_ns: int) -> None:
         taken = self._take(event)
-        if event.due_ms == events.REJECTED:
+        if event.due_ms == group_events.REJECTED:
             self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
             self._kill(taken, event.detail)
-        elif event.due_ms == events.RELEASED or event.detail == events.UNSURE:
+        elif event.due_ms == group_events.RELEASED or event.detail == group_events.UNSURE:
             self._fail(taken, event.attempt, attempts=0, due_ms=event.due_ms)
         else:
             self._note(taken, event.time_ms, self.roster.name_of(event.consumer_id), event.detail)
@@ -295,7 +294,7 @@ class GroupState:
         self._count_lost(event)
 
     def _count_lost(self, event: GroupEvent) -> None:
-        if event.detail == events.LOST:
+        if event.detail == group_events.LOST:
             self.lost_count += sum(count for _, count in event.ranges)
 
     def _forget_all(self) -> None:
@@ -419,19 +418,19 @@ class GroupState:
             held = sorted(self.roster.held(), key=lambda pair: pair[1].handed_ns)
             self.handling.update((lot, member) for member, lot in held)
 
-    _HANDLERS: ClassVar[dict[GroupEventKind, Callable[[GroupState, GroupEvent, int], None]]] = {
-        GroupEventKind.GROUP_CONFIG: _configure,
-        GroupEventKind.JOIN: _join,
-        GroupEventKind.VERIFIER: _verify,
-        GroupEventKind.LEAVE: _leave,
-        GroupEventKind.EXPIRE: _expire,
-        GroupEventKind.PULL: _pull,
-        GroupEventKind.ACK: _ack,
-        GroupEventKind.RETRY: _retry,
-        GroupEventKind.DEAD: _dead,
-        GroupEventKind.CURSOR: _move,
-        GroupEventKind.PAUSE: _pause,
-        GroupEventKind.PARK: _park,
-        GroupEventKind.DECLINE: _decline,
-        GroupEventKind.GO_ON: _go_on,
+    _HANDLERS: ClassVar[dict[ActionKind, Callable[[GroupState, GroupEvent, int], None]]] = {
+        ActionKind.GROUP_CONFIG: _configure,
+        ActionKind.JOIN: _join,
+        ActionKind.VERIFIER: _verify,
+        ActionKind.LEAVE: _leave,
+        ActionKind.EXPIRE: _expire,
+        ActionKind.PULL: _pull,
+        ActionKind.ACK: _ack,
+        ActionKind.RETRY: _retry,
+        ActionKind.DEAD: _dead,
+        ActionKind.CURSOR: _move,
+        ActionKind.PAUSE: _pause,
+        ActionKind.PARK: _park,
+        ActionKind.DECLINE: _decline,
+        ActionKind.GO_ON: _go_on,
     }

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
+from fairway.group_events import GroupEvent, Range
 from fairway.groups import admin, membership, pull, settle, snapshot
 from fairway.groups.attempts import Attempts
 from fairway.groups.config import GroupConfig, Order
@@ -29,8 +30,6 @@ from fairway.groups.decisions import (
     SeekDecision,
     SettleDecision,
 )
-from fairway.groups.events import GroupEvent
-from fairway.groups.lots import Range
 from fairway.groups.settle import SettleVerdict
 from fairway.groups.snapshot import Description
 from fairway.groups.state import GroupState

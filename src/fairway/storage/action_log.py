@@ -25,12 +25,12 @@ with this segment, arrive at the same groups: they load that state and apply the
 
 from __future__ import annotations
 
-import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fairway.errors import DiskFull, RemoteProtocolError
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk
 from fairway.storage import record
@@ -113,40 +113,12 @@ _LENGTH = struct.Struct("<Q")  # of the groups' state, before it
 _NAMES_SHARE = 4  # names take a quarter of a segment at most: its reserved space is for acks
 
 
-class ActionKind(enum.IntEnum):
-    GROUP_CONFIG = 1
-    JOIN = 2
-    LEAVE = 3
-    EXPIRE = 4
-    PULL = 5
-    ACK = 6
-    RETRY = 7
-    DEAD = 8
-    DECLINE = 9
-    CURSOR = 10
-    PAUSE = 11
-    WEIGHT = 12  # of a group, in thousandths, in the lot's place
-    READ_ONLY = 13  # a subject's switch: 1 or 0 in the lot's place
-    RATE = 14  # messages per second out of a group's inbox, in the lot's place; 0 is without limit
-    REMOVE = 15  # a group, with everything known of it
-    PARK = 16  # in a group by key: messages wait behind others of their keys; the keys are the detail
-    GO_ON = 17  # a halted key continues; the key is in the lot's place, 0 means all of them
-    VERIFIER = 18  # of the secret of a consumer's session, as the detail; in the record of the JOIN
-
-
 class Action(NamedTuple):
-    """One event of a group: a kind, a time, a consumer, and ranges of messages."""
+    """An event of a group, with the numbers of the group and of the subject. A switch of a subject has group 0."""
 
-    kind: ActionKind
     group_id: int
     subject_id: int
-    time_ms: int
-    consumer_id: int = 0
-    attempt: int = 0
-    due_ms: int = 0
-    lot: int = 0
-    ranges: tuple[tuple[int, int], ...] = ()
-    detail: bytes = b""
+    event: GroupEvent
 
 
 class ActionView(Protocol):
@@ -172,23 +144,11 @@ NameStatements: TypeAlias = Callable[[], Iterable[Action]]  # a GROUP_CONFIG for
 def pack(actions: Iterable[Action]) -> bytes:
     """The body of an ACTIONS record."""
     parts = []
-    for each in actions:
-        parts.append(
-            _FIXED.pack(
-                each.kind,
-                len(each.ranges),
-                len(each.detail),
-                each.group_id,
-                each.subject_id,
-                each.consumer_id,
-                each.attempt,
-                each.time_ms,
-                each.due_ms,
-                each.lot,
-            )
-        )
-        parts += [_RANGE.pack(*each_range) for each_range in each.ranges]
-        parts.append(record.padded(each.detail))
+    for group_id, subject_id, (kind, time_ms, consumer_id, attempt, due_ms, lot, ranges, detail) in actions:
+        sizes = kind, len(ranges), len(detail)
+        parts.append(_FIXED.pack(*sizes, group_id, subject_id, consumer_id, attempt, time_ms, due_ms, lot))
+        parts += [_RANGE.pack(*each_range) for each_range in ranges]
+        parts.append(record.padded(detail))
     return b"".join(parts)
 
 
@@ -238,7 +198,8 @@ def unpack(body: bytes) -> Iterator[Action]:
             known = ActionKind(kind)
         except ValueError as error:
             raise RemoteProtocolError(f"an action cannot be read: {error}") from error
-        yield Action(known, group, subject, time, consumer, attempt, due, lot, spans, body[at : at + detail])
+        event = GroupEvent(known, time, consumer, attempt, due, lot, spans, body[at : at + detail])
+        yield Action(group, subject, event)
 
 
 def pack_groups(picture: bytes) -> bytes:

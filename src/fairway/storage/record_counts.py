@@ -201,10 +201,11 @@ class ActionTally(LogTally):
                 self._note(action)
 
     def _note(self, action: action_log.Action) -> None:
-        group = self.groups.get(action.group_id)
+        group_id, subject_id, event = action
+        group = self.groups.get(group_id)
         if group is None:
-            group = self.groups[action.group_id] = GroupReport(action.group_id, action.time_ms, action.time_ms)
-        group.last_ms = max(group.last_ms, action.time_ms)
-        group.actions[action.kind.name] = group.actions.get(action.kind.name, 0) + 1
-        if action.subject_id and action.subject_id not in group.subjects:
-            group.subjects.append(action.subject_id)
+            group = self.groups[group_id] = GroupReport(group_id, event.time_ms, event.time_ms)
+        group.last_ms = max(group.last_ms, event.time_ms)
+        group.actions[event.kind.name] = group.actions.get(event.kind.name, 0) + 1
+        if subject_id and subject_id not in group.subjects:
+            group.subjects.append(subject_id)

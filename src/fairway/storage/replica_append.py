@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from fairway import batch
 from fairway.errors import RemoteProtocolError, WrongDirectory
+from fairway.group_events import ActionKind
 from fairway.storage import action_log, dedupe, record, segment, subjects
 from fairway.storage.log import Log
 from fairway.storage.record import BadRecord, Record, RecordKind
 
-_ACTION_KINDS = frozenset(int(kind) for kind in action_log.ActionKind)
+_ACTION_KINDS = frozenset(int(kind) for kind in ActionKind)
 
 
 class AcceptedBytes(NamedTuple):

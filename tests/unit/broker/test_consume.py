@@ -187,7 +187,7 @@ async def test_many_outcomes_are_one_action_record(scene: Scene) -> None:
     segment = log.segments[0]
     records = [each for each in SegmentScan(log.file(segment), 0, 64, log.log_id) if getattr(each, "body", b"")]
     last = [list(unpack(each.body)) for each in records if each.header.kind == RecordKind.ACTIONS][-1]  # type: ignore[union-attr]
-    assert [action.kind.name for action in last] == ["ACK", "ACK", "ACK"]
+    assert [action.event.kind.name for action in last] == ["ACK", "ACK", "ACK"]
 
 
 @staged

@@ -7,10 +7,11 @@ import pytest
 
 from fairway.broker.groups import Groups
 from fairway.errors import InvariantViolated, RemoteProtocolError
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import GroupConfig, Order
 from fairway.groups.config import encode
 from fairway.names import ConsumerName, GroupName
-from fairway.storage.action_log import Action, ActionKind, pack
+from fairway.storage.action_log import Action, pack
 from fairway.storage.record import Record, RecordHeader, RecordKind
 
 NOW_MS = 1_700_000_000_000
@@ -23,10 +24,10 @@ def record_at(position: int, *actions: Action) -> Record:
 
 def configured(group_id: int, name: str, order: Order = Order.NONE) -> Action:
     detail = msgspec.msgpack.encode((name, encode(GroupConfig(version=1, order=order))))
-    return Action(ActionKind.GROUP_CONFIG, group_id, 1, NOW_MS, detail=detail)
+    return Action(group_id, 1, GroupEvent(ActionKind.GROUP_CONFIG, NOW_MS, detail=detail))
 
 
-PULL = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=7, attempt=1, lot=1, ranges=((0, 3),))
+PULL = Action(1, 1, GroupEvent(ActionKind.PULL, NOW_MS, consumer_id=7, attempt=1, lot=1, ranges=((0, 3),)))
 
 
 def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start() -> None:
@@ -36,7 +37,7 @@ def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start()
     lost_end = first.header.end + 400  # a JOIN was there
     hole = record_at(lost_end, PULL)
     groups.replay(hole)
-    joined = Action(ActionKind.JOIN, 2, 1, NOW_MS, consumer_id=1, detail=b"ann")
+    joined = Action(2, 1, GroupEvent(ActionKind.JOIN, NOW_MS, consumer_id=1, detail=b"ann"))
     groups.replay(record_at(hole.header.end, joined))
     host = groups.find(1, GroupName("shipping"))
     assert host is not None
@@ -48,14 +49,18 @@ def test_an_action_of_a_member_whose_join_has_rotted_is_no_reason_not_to_start()
 @pytest.mark.parametrize(
     "action",
     [
-        Action(ActionKind.RETRY, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=0, ranges=((0, 3),)),
-        Action(ActionKind.ACK, 1, 1, NOW_MS, consumer_id=0, attempt=2, lot=0, ranges=((0, 3),)),
-        Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=1, attempt=2, lot=0, ranges=((0, 3),), detail=bytes(8)),
+        Action(1, 1, GroupEvent(ActionKind.RETRY, NOW_MS, consumer_id=1, attempt=1, lot=0, ranges=((0, 3),))),
+        Action(1, 1, GroupEvent(ActionKind.ACK, NOW_MS, consumer_id=0, attempt=2, lot=0, ranges=((0, 3),))),
+        Action(
+            1,
+            1,
+            GroupEvent(ActionKind.PULL, NOW_MS, 1, 2, lot=0, ranges=((0, 3),), detail=bytes(8)),
+        ),
     ],
 )
 def test_nor_is_one_of_messages_that_were_handed_out_there(action: Action, order: Order) -> None:
     groups = Groups()
-    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, detail=b"ann")
+    joined = Action(1, 1, GroupEvent(ActionKind.JOIN, NOW_MS, consumer_id=1, detail=b"ann"))
     first = record_at(64, configured(1, "billing", order), joined)
     groups.replay(first)
     groups.replay(record_at(first.header.end + 400, action))  # a PULL was there
@@ -67,24 +72,24 @@ def test_nor_is_one_of_messages_that_were_handed_out_there(action: Action, order
 @pytest.mark.parametrize("order", [Order.NONE, Order.KEY])
 def test_what_was_handed_to_a_member_whose_join_has_rotted_comes_again(order: Order) -> None:
     groups = Groups()
-    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, lot=1, detail=b"ann")
+    joined = Action(1, 1, GroupEvent(ActionKind.JOIN, NOW_MS, consumer_id=1, lot=1, detail=b"ann"))
     first = record_at(64, configured(1, "billing", order), joined)
     groups.replay(first)
     keys = bytes(24) if order is Order.KEY else b""
-    pulled = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=7, attempt=1, ranges=((0, 3),), detail=bytes(8) + keys)
+    pulled = Action(1, 1, GroupEvent(ActionKind.PULL, NOW_MS, 7, 1, ranges=((0, 3),), detail=bytes(8) + keys))
     groups.replay(record_at(first.header.end + 400, pulled))
     assert handed_out(groups) == [0, 1, 2]
 
 
 def test_what_a_pull_that_has_rotted_handed_out_comes_again() -> None:
     groups = Groups()
-    joined = Action(ActionKind.JOIN, 1, 1, NOW_MS, consumer_id=1, lot=1, detail=b"ann")
+    joined = Action(1, 1, GroupEvent(ActionKind.JOIN, NOW_MS, consumer_id=1, lot=1, detail=b"ann"))
     first = record_at(64, configured(1, "billing"), joined)
     groups.replay(first)
-    pulled = Action(ActionKind.PULL, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=5, ranges=((5, 2),), detail=bytes(8))
+    pulled = Action(1, 1, GroupEvent(ActionKind.PULL, NOW_MS, 1, 1, lot=5, ranges=((5, 2),), detail=bytes(8)))
     hole = record_at(first.header.end + 400, pulled)
     groups.replay(hole)
-    acked = Action(ActionKind.ACK, 1, 1, NOW_MS, consumer_id=1, attempt=1, lot=5, ranges=((5, 2),))
+    acked = Action(1, 1, GroupEvent(ActionKind.ACK, NOW_MS, consumer_id=1, attempt=1, lot=5, ranges=((5, 2),)))
     groups.replay(record_at(hole.header.end, acked))
     assert handed_out(groups) == [0, 1, 2, 3, 4]
 

@@ -9,14 +9,14 @@ import msgspec
 from fairway.broker import trace_requests
 from fairway.broker.groups import Groups
 from fairway.errors import Code
+from fairway.group_events import ActionKind, joined
 from fairway.groups import GroupDecision, GroupOutcome
-from fairway.groups.events import joined
 from fairway.limits import KIB, NAMES_MAX, RETRACE_BYTES_MAX
 from fairway.names import GroupName
 from fairway.protocol.admin_messages import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
 from fairway.protocol.messages import Whence
 from fairway.storage import record
-from fairway.storage.action_log import Action, ActionKind, unpack
+from fairway.storage.action_log import Action, unpack
 from fairway.storage.index_file import ENTRY
 from fairway.storage.record import RecordHeader, RecordKind
 from fairway.storage.segment import HEADER_BYTES
@@ -59,11 +59,11 @@ def actions(found: list[tuple[RecordHeader, bytes]], kind: RecordKind = RecordKi
 
 def named(found: list[Action]) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
     groups, consumers = {}, {}
-    for each in found:
-        if each.kind is ActionKind.GROUP_CONFIG:
-            groups[each.group_id] = msgspec.msgpack.decode(each.detail)[0]
-        elif each.kind is ActionKind.JOIN:
-            consumers[each.group_id, each.consumer_id] = each.detail.decode()
+    for group_id, _, event in found:
+        if event.kind is ActionKind.GROUP_CONFIG:
+            groups[group_id] = msgspec.msgpack.decode(event.detail)[0]
+        elif event.kind is ActionKind.JOIN:
+            consumers[group_id, event.consumer_id] = event.detail.decode()
     return groups, consumers
 
 
@@ -83,7 +83,7 @@ async def test_life_of_a_message_is_there_in_order(scene: Scene) -> None:
     await ann.retry(handed, after_s=1, reason="no stock")
     await scene.sleep(2)
     await ann.ack(await ann.pull())
-    told = [each for each in actions(await trail(scene)) if each.ranges]
+    told = [each.event for each in actions(await trail(scene)) if each.event.ranges]
     kinds = [ActionKind.PULL, ActionKind.RETRY, ActionKind.PULL, ActionKind.ACK]
     assert [(each.kind, each.ranges, each.attempt) for each in told] == [
         (kind, ((0, 2),), attempt) for kind, attempt in zip(kinds, (1, 1, 2, 2), strict=True)
@@ -135,8 +135,9 @@ async def test_restated_names_are_no_events(scene: Scene) -> None:
 async def test_names_of_those_who_are_gone(scene: Scene) -> None:
     ann = await scene.worker("ann")
     await ann.leave()
-    [join] = [each for each in actions(await trail(scene)) if each.kind is ActionKind.JOIN]
-    asked = Names([join.subject_id, 99], [join.group_id, 99], [NumberedConsumer(join.group_id, join.consumer_id)])
+    [join] = [each for each in actions(await trail(scene)) if each.event.kind is ActionKind.JOIN]
+    consumer = NumberedConsumer(join.group_id, join.event.consumer_id)
+    asked = Names([join.subject_id, 99], [join.group_id, 99], [consumer])
     answer: Named = await scene.ask(asked, Named)
     assert answer == Named([SUBJECT, ""], [GROUP, ""], ["ann"])
     await scene.restart()

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairway import batch
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.names import Subject
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.store import Store, StoreOptions
 
 KIB = 1024
@@ -53,7 +54,7 @@ async def append(store: Store, batches: int, *, stream: int = 0) -> None:
         sent[subject] += 5
         receipt = store.produce(subject, data)
         span = (receipt.first_sequence, receipt.count)
-        store.act([Action(ActionKind.ACK, 7, receipt.subject_id, 2_000 + number, ranges=(span,))])
+        store.act([Action(7, receipt.subject_id, GroupEvent(ActionKind.ACK, 2_000 + number, ranges=(span,)))])
         await store.durable(receipt)
 
 

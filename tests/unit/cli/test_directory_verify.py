@@ -23,9 +23,10 @@ from fairway import __version__, batch
 from fairway.batch import checksum
 from fairway.cli.main import app
 from fairway.errors import Code, DirectoryLocked, DiskFull, FairwayError, ReadOnlyDisk, Refused, WrongDirectory
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.runtime.process import Child
 from fairway.runtime.real_disk import RealDisk
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.store import Store, StoreOptions
 from tests.tidy.source import ROOT
 from tests.unit.cli.directories import KIB, ORDERS, SMALL, append, flip, make, open_store, segments, tree
@@ -316,7 +317,7 @@ def test_full_disk_stops_produce_and_not_acks(small_disk: Path) -> None:
         while (refusal := await _produced(store, stored)) is None:
             stored += 1
         assert refusal.code is Code.READ_ONLY
-        acks = store.act([Action(ActionKind.ACK, 7, 1, 1, ranges=((0, stored),))])
+        acks = store.act([Action(7, 1, GroupEvent(ActionKind.ACK, 1, ranges=((0, stored),)))])
         await store.actions.log.flusher.durable(acks.end)
         await store.close()
         return stored

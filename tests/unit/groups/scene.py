@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fairway.group_events import GroupEvent
 from fairway.groups import (
     GroupConfig,
     GroupDecision,
-    GroupEvent,
     GroupOutcome,
     GroupStateMachine,
     Handout,

@@ -6,7 +6,8 @@ import pytest
 
 from fairway.batch.identity import VERIFIER_BYTES, checked, consumer_verifier_of
 from fairway.errors import Code, Refused
-from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, JoinClaim
+from fairway.group_events import ActionKind
+from fairway.groups import GroupOutcome, GroupStateMachine, Handout, JoinClaim
 from fairway.names import ConsumerName
 from tests.unit.groups.scene import BORN_MS, Scene
 
@@ -21,8 +22,8 @@ def joined_scene(end: int = 100) -> Scene:
     """Ann has joined with a secret, and holds messages."""
     scene = Scene(end=end)
     assert [event.kind for event in scene.join("ann", claim=OWN).events] == [
-        GroupEventKind.JOIN,
-        GroupEventKind.VERIFIER,
+        ActionKind.JOIN,
+        ActionKind.VERIFIER,
     ]
     scene.pull("ann")
     return scene
@@ -48,7 +49,7 @@ def test_a_stranger_waits_for_the_end_of_the_lease_and_changes_nothing_before(st
         assert "wait for the lease of consumer ann to end" in waits.sentence
     assert scene.group.snapshot() == before
     scene.wait(1)
-    assert [event.kind for event in scene.expire().events] == [GroupEventKind.EXPIRE], (
+    assert [event.kind for event in scene.expire().events] == [ActionKind.EXPIRE], (
         "no JOIN of a stranger renewed the lease"
     )
 
@@ -58,7 +59,7 @@ def test_after_the_lease_it_gets_what_was_not_acked_as_the_next_attempt(stranger
     scene = joined_scene()
     scene.wait(LEASE_MS)
     kinds = [event.kind for event in scene.join("ann", arrived=1, claim=stranger).events]
-    assert kinds == [GroupEventKind.EXPIRE, GroupEventKind.JOIN] + [GroupEventKind.VERIFIER] * bool(stranger.verifier)
+    assert kinds == [ActionKind.EXPIRE, ActionKind.JOIN] + [ActionKind.VERIFIER] * bool(stranger.verifier)
     assert scene.group.verifier_of(ConsumerName("ann")) == stranger.verifier
     assert scene.lot("ann") == Handout(0, 2, ((0, 10),))
 
@@ -80,7 +81,7 @@ def test_one_that_leaves_frees_its_id_at_once() -> None:
 def test_a_session_that_shows_its_secret_and_remembers_nothing_counts_as_a_restart() -> None:
     scene = joined_scene()
     kinds = [event.kind for event in scene.join("ann", claim=OWN).events]
-    assert kinds == [GroupEventKind.EXPIRE, GroupEventKind.JOIN, GroupEventKind.VERIFIER]
+    assert kinds == [ActionKind.EXPIRE, ActionKind.JOIN, ActionKind.VERIFIER]
     assert scene.lot("ann") == Handout(0, 2, ((0, 10),))
 
 
@@ -100,7 +101,7 @@ def test_a_lease_that_stands_still_does_not_end() -> None:
 
 def test_a_member_without_a_secret_resumes_when_its_connection_has_ended() -> None:
     scene = Scene()
-    assert [event.kind for event in scene.join("ann").events] == [GroupEventKind.JOIN]
+    assert [event.kind for event in scene.join("ann").events] == [ActionKind.JOIN]
     lot = scene.lot("ann")
     assert scene.join("ann", arrived=1, claim=TAKEN).outcome is GroupOutcome.BUSY
     assert scene.join("ann", arrived=1).events == ()
@@ -112,7 +113,7 @@ def test_it_has_a_secret_from_the_first_join_on_that_shows_one() -> None:
     scene = Scene()
     scene.join("ann")
     scene.pull("ann")
-    assert [event.kind for event in scene.join("ann", arrived=1, claim=OWN).events] == [GroupEventKind.VERIFIER]
+    assert [event.kind for event in scene.join("ann", arrived=1, claim=OWN).events] == [ActionKind.VERIFIER]
     assert scene.join("ann", arrived=1).outcome is GroupOutcome.BUSY
     assert scene.join("ann", arrived=1, claim=OWN).outcome is GroupOutcome.DONE
 
@@ -144,9 +145,9 @@ def test_a_join_that_the_caller_has_granted_waits_for_nobody_and_inherits_nothin
     scene = joined_scene()
     granted = scene.join("ann", arrived=1, claim=OTHER._replace(is_granted=True))
     assert [event.kind for event in granted.events] == [
-        GroupEventKind.EXPIRE,
-        GroupEventKind.JOIN,
-        GroupEventKind.VERIFIER,
+        ActionKind.EXPIRE,
+        ActionKind.JOIN,
+        ActionKind.VERIFIER,
     ]
     assert scene.lot("ann") == Handout(0, 2, ((0, 10),))
 
@@ -155,7 +156,7 @@ def test_the_verifier_is_stated_once() -> None:
     scene = joined_scene()
     for _ in range(3):
         scene.join("ann", arrived=1, claim=OWN)
-    assert sum(event.kind is GroupEventKind.VERIFIER for event in scene.events) == 1
+    assert sum(event.kind is ActionKind.VERIFIER for event in scene.events) == 1
     assert scene.now_ms == BORN_MS
 
 

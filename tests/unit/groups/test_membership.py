@@ -6,16 +6,8 @@ import pytest
 
 from fairway.batch.hashes import tag_mask
 from fairway.errors import Misuse
-from fairway.groups import (
-    Dying,
-    GroupConfig,
-    GroupEventKind,
-    GroupOutcome,
-    GroupStateMachine,
-    Handout,
-    SettleVerdict,
-    TagFilter,
-)
+from fairway.group_events import ActionKind
+from fairway.groups import Dying, GroupConfig, GroupOutcome, GroupStateMachine, Handout, SettleVerdict, TagFilter
 from fairway.groups.config import HOUR_MS
 from tests.unit.groups.scene import BORN_MS, MS_NS, Scene
 
@@ -29,7 +21,7 @@ def test_a_consumer_that_stops_renewing_expires_and_its_messages_go_to_the_other
     scene.beat("bob")
     assert not scene.expire().events
     scene.wait(1)
-    assert [event.kind for event in scene.expire().events] == [GroupEventKind.EXPIRE]
+    assert [event.kind for event in scene.expire().events] == [ActionKind.EXPIRE]
     assert scene.lot("bob") == Handout(0, 2, ((0, 10),))
 
 
@@ -52,7 +44,7 @@ def test_a_hung_handler_loses_its_lot_and_nothing_else() -> None:
     kept = scene.lot("ann")
     scene.wait(10_000)
     scene.beat("ann")
-    assert [event.kind for event in scene.expire().events] == [GroupEventKind.EXPIRE]
+    assert [event.kind for event in scene.expire().events] == [ActionKind.EXPIRE]
     assert scene.ack("ann", hung).stale == 10
     assert scene.ack("ann", kept).settled == 10
     assert scene.lot("ann") == Handout(0, 2, ((0, 10),))
@@ -86,7 +78,7 @@ def test_a_consumer_that_restarts_without_its_memory_gets_what_it_held_as_the_ne
     scene.join("ann")
     lot = scene.lot("ann")
     scene.arrived.clear()
-    assert [event.kind for event in scene.join("ann").events] == [GroupEventKind.EXPIRE, GroupEventKind.JOIN]
+    assert [event.kind for event in scene.join("ann").events] == [ActionKind.EXPIRE, ActionKind.JOIN]
     assert scene.lot("ann") == Handout(lot.first, 2, lot.ranges)
 
 

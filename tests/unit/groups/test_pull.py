@@ -6,7 +6,8 @@ import pytest
 
 from fairway import limits
 from fairway.errors import InvariantViolated
-from fairway.groups import GroupEventKind, GroupOutcome, GroupStateMachine, Handout, Mode, SettleVerdict
+from fairway.group_events import ActionKind
+from fairway.groups import GroupOutcome, GroupStateMachine, Handout, Mode, SettleVerdict
 from fairway.names import ConsumerName
 from tests.unit.groups.scene import Scene
 
@@ -32,7 +33,7 @@ def test_a_lot_has_at_most_so_many_messages_and_a_response_holds_several() -> No
     scene.join("ann")
     pulled = scene.pull("ann", 2_500)
     assert [lot.ranges for lot in pulled.lots] == [((0, 1_000),), ((1_000, 1_000),), ((2_000, 500),)]
-    assert {event.kind for event in pulled.events} == {GroupEventKind.PULL}
+    assert {event.kind for event in pulled.events} == {ActionKind.PULL}
 
 
 def test_a_response_has_a_bounded_number_of_lots() -> None:
@@ -52,7 +53,7 @@ def test_what_is_filtered_out_moves_the_cursor_without_being_handed_out() -> Non
     scene = Scene()
     scene.join("ann")
     pulled = scene.pull("ann", fresh=(40, 10))
-    assert [event.kind for event in pulled.events] == [GroupEventKind.CURSOR, GroupEventKind.PULL]
+    assert [event.kind for event in pulled.events] == [ActionKind.CURSOR, ActionKind.PULL]
     assert pulled.lots == (Handout(40, 1, ((40, 10),)),)
     skipped = scene.pull("ann", fresh=(90, 0))
     assert (skipped.outcome, scene.group.cursor) == (GroupOutcome.EMPTY, 90)

@@ -6,7 +6,7 @@ import pytest
 
 from fairway import limits
 from fairway.errors import RemoteProtocolError
-from fairway.groups import GroupEvent, GroupEventKind, GroupOutcome, GroupStateMachine, Handout, SettleVerdict
+from fairway.groups import GroupOutcome, GroupStateMachine, Handout, SettleVerdict
 from fairway.names import ConsumerName
 from tests.unit.groups.scene import Scene
 
@@ -216,17 +216,12 @@ def test_describe_shows_what_people_ask() -> None:
     assert cid.is_paused
 
 
-def test_an_event_is_an_action_without_group_and_subject() -> None:
-    from fairway.storage.action_log import Action, ActionKind, pack, unpack
+def test_the_action_log_gives_events_back() -> None:
+    from fairway.storage.action_log import Action, pack, unpack
 
     scene = busy_scene()
-    actions = [Action(ActionKind(event.kind), 3, 4, *event[1:]) for event in scene.events]
-    again = [GroupEvent(GroupEventKind(action.kind), *action[3:]) for action in unpack(pack(actions))]
+    again = [action.event for action in unpack(pack(Action(3, 4, event) for event in scene.events))]
     assert again == scene.events
-    numbers = {kind.name: kind.value for kind in ActionKind}
-    assert {kind.name: numbers[kind.name] for kind in GroupEventKind} == {
-        kind.name: kind.value for kind in GroupEventKind
-    }
 
 
 def test_why_a_message_dies_is_in_the_events_and_in_the_snapshot() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fairway import limits
-from fairway.groups import Backoff, GroupEventKind, GroupOutcome, Handout, SettleVerdict
+from fairway.group_events import ActionKind
+from fairway.groups import Backoff, GroupOutcome, Handout, SettleVerdict
 from tests.unit.groups.scene import Scene
 
 
@@ -181,7 +182,7 @@ def test_reasons_are_bounded_in_the_log() -> None:
     scene = Scene()
     scene.join("ann")
     settled = scene.settle("ann", SettleVerdict.RETRY, scene.lot("ann"), reason="x" * 10_000)
-    assert (settled.events[0].kind, len(settled.events[0].detail)) == (GroupEventKind.RETRY, limits.REASON_BYTES_MAX)
+    assert (settled.events[0].kind, len(settled.events[0].detail)) == (ActionKind.RETRY, limits.REASON_BYTES_MAX)
 
 
 def test_a_burial_counts_only_for_what_is_dying_still() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.limits import GIB
 from fairway.names import Subject
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import truncation
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions
@@ -147,7 +148,7 @@ class Pair:
 def action(number: int) -> Action:
     """One that `ActionNumbers` tells from all others."""
     detail = b"d" * (number % 90)
-    return Action(ActionKind.ACK, 1, 1, 1_700_000_000_000, lot=number, ranges=((number, 1),), detail=detail)
+    return Action(1, 1, GroupEvent(ActionKind.ACK, 1_700_000_000_000, lot=number, ranges=((number, 1),), detail=detail))
 
 
 def _end(store: Store, log: int) -> int:

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from fairway import batch
 from fairway.errors import Refused
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.limits import GIB, KIB
 from fairway.names import Subject
 from fairway.runtime.disk import Disk
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import segment
-from fairway.storage.action_log import Action, ActionKind, unpack
+from fairway.storage.action_log import Action, unpack
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict, Finding
@@ -50,7 +51,7 @@ def batch_of(
 
 
 def ack(first: int, count: int = 1, *, group: int = 1, detail: bytes = b"") -> Action:
-    return Action(ActionKind.ACK, group, 1, 1_700_000_000_000, ranges=((first, count),), detail=detail)
+    return Action(group, 1, GroupEvent(ActionKind.ACK, 1_700_000_000_000, ranges=((first, count),), detail=detail))
 
 
 class World:

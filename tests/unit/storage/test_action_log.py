@@ -9,26 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.errors import RemoteProtocolError
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.storage import action_log
-from fairway.storage.action_log import Action, ActionKind
+from fairway.storage.action_log import Action
 from tests.unit.storage.helpers import FIRST_ACTIONS, ROOMY, World, ack, actions_in, records_of
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 i64 = st.integers(-(2**63), 2**63 - 1)
-actions = st.builds(
-    Action,
-    st.sampled_from(ActionKind),
-    u32,
-    u32,
-    i64,
-    u32,
-    u32,
-    i64,
-    u64,
-    st.lists(st.tuples(u64, u64), max_size=5).map(tuple),
-    st.binary(max_size=40),
-)
+ranges = st.lists(st.tuples(u64, u64), max_size=5).map(tuple)
+events = st.builds(GroupEvent, st.sampled_from(ActionKind), i64, u32, u32, i64, u64, ranges, st.binary(max_size=40))
+actions = st.builds(Action, u32, u32, events)
 
 
 @given(st.lists(actions, max_size=6))

@@ -112,8 +112,9 @@ async def _write(root: Path) -> None:
 
 async def _append_for_ever(store: Store) -> None:
     """Print the number of each batch once it is durable."""
+    from fairway.group_events import ActionKind, GroupEvent
     from fairway.runtime.clock import RealClock
-    from fairway.storage.action_log import Action, ActionKind
+    from fairway.storage.action_log import Action
 
     clock = RealClock()
     waiting: deque[tuple[int, asyncio.Task[None]]] = deque()
@@ -123,7 +124,7 @@ async def _append_for_ever(store: Store) -> None:
         receipt = store.produce(subject, data)
         waiting.append((number, asyncio.ensure_future(store.durable(receipt))))
         span = (receipt.first_sequence, receipt.count)
-        store.act([Action(ActionKind.ACK, _GROUP_ID, receipt.subject_id, clock.wall_ms(), ranges=(span,))])
+        store.act([Action(_GROUP_ID, receipt.subject_id, GroupEvent(ActionKind.ACK, clock.wall_ms(), ranges=(span,)))])
         number += 1
         while len(waiting) >= _IN_FLIGHT_MAX:
             confirmed, durable = waiting.popleft()

@@ -1,7 +1,7 @@
 """Events of a group: all that the action log stores of a group, and all that rebuilds the group's state.
 
-An event has the fields of an action of the action log, in the same order, except group and subject. Kinds have the same
-numbers. The meaning of each field by kind:
+Groups decide and apply events. Storage writes each one behind the numbers of its group and subject. Readers of the log
+show events as words. All of them share `ActionKind` and this table of fields:
 
     kind          consumer  attempt  due_ms      lot                ranges           detail
     GROUP_CONFIG                                                                     the configuration
@@ -31,6 +31,10 @@ numbers. The meaning of each field by kind:
                                                                     of their keys
     DECLINE                                      new cursor         declined         (of a coalescing group)
     GO_ON                                        key, or 0: all                      (halted keys)
+    WEIGHT                                       thousandths                         (weight of the group's actor)
+    RATE                                         messages/s, 0: any                  (out of the group's inbox)
+    REMOVE                                                                           (the group, with all its state)
+    READ_ONLY                                    1 on, 0 off                         (a subject's switch: no group)
 
 A key is its hash, 8 bytes, little-endian.
 """
@@ -43,8 +47,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fairway.groups.config import GroupConfig, encode
-from fairway.groups.lots import Range
+Range = tuple[int, int]  # first sequence, count
 
 RELEASED = 0
 REJECTED = -1
@@ -62,7 +65,9 @@ HELD_TOO_LONG = "held longer than max_handling"
 _NUMBER = struct.Struct("<Q")
 
 
-class GroupEventKind(enum.IntEnum):
+class ActionKind(enum.IntEnum):
+    """The kinds of actions, as the action log numbers them."""
+
     GROUP_CONFIG = 1
     JOIN = 2
     LEAVE = 3
@@ -74,7 +79,11 @@ class GroupEventKind(enum.IntEnum):
     DECLINE = 9
     CURSOR = 10
     PAUSE = 11
-    PARK = 16  # 12 to 15 are the broker's own
+    WEIGHT = 12  # 12 to 15 concern the broker: a group's state machine never sees them
+    READ_ONLY = 13
+    RATE = 14
+    REMOVE = 15
+    PARK = 16
     GO_ON = 17
     VERIFIER = 18
 
@@ -82,7 +91,7 @@ class GroupEventKind(enum.IntEnum):
 class GroupEvent(NamedTuple):
     """One event. Sequences are of the one subject that the group's state belongs to."""
 
-    kind: GroupEventKind
+    kind: ActionKind
     time_ms: int
     consumer_id: int = 0
     attempt: int = 0
@@ -92,90 +101,90 @@ class GroupEvent(NamedTuple):
     detail: bytes = b""
 
 
-def configured(config: GroupConfig, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.GROUP_CONFIG, time_ms, detail=encode(config))
+def configured(config: bytes, time_ms: int) -> GroupEvent:
+    return GroupEvent(ActionKind.GROUP_CONFIG, time_ms, detail=config)
 
 
 def joined(consumer_id: int, name: str, version: int, time_ms: int, *, is_gap: bool = False) -> GroupEvent:
-    return GroupEvent(GroupEventKind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
+    return GroupEvent(ActionKind.JOIN, time_ms, consumer_id, int(is_gap), lot=version, detail=name.encode())
 
 
 def verified(consumer_id: int, verifier: bytes, time_ms: int) -> GroupEvent:
     """The member's session has a secret with this verifier. From now on only that secret resumes the member."""
-    return GroupEvent(GroupEventKind.VERIFIER, time_ms, consumer_id, detail=verifier)
+    return GroupEvent(ActionKind.VERIFIER, time_ms, consumer_id, detail=verifier)
 
 
 def left(consumer_id: int, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.LEAVE, time_ms, consumer_id)
+    return GroupEvent(ActionKind.LEAVE, time_ms, consumer_id)
 
 
 def expired(consumer_id: int, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.EXPIRE, time_ms, consumer_id)
+    return GroupEvent(ActionKind.EXPIRE, time_ms, consumer_id)
 
 
 def held_too_long(consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
+    return GroupEvent(ActionKind.EXPIRE, time_ms, consumer_id, attempt, 0, lot, ranges)
 
 
 def pulled(
     consumer_id: int, attempt: int, ranges: tuple[Range, ...], number: int, time_ms: int, keys: Sequence[int] = ()
 ) -> GroupEvent:
     detail = _NUMBER.pack(number) + array("Q", keys).tobytes() if keys else _NUMBER.pack(number)
-    return GroupEvent(GroupEventKind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, detail)
+    return GroupEvent(ActionKind.PULL, time_ms, consumer_id, attempt, 0, ranges[0][0], ranges, detail)
 
 
 def parked(cursor: int, ranges: tuple[Range, ...], keys: Sequence[int], time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.PARK, time_ms, lot=cursor, ranges=ranges, detail=array("Q", keys).tobytes())
+    return GroupEvent(ActionKind.PARK, time_ms, lot=cursor, ranges=ranges, detail=array("Q", keys).tobytes())
 
 
 def declined(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.DECLINE, time_ms, lot=cursor, ranges=ranges)
+    return GroupEvent(ActionKind.DECLINE, time_ms, lot=cursor, ranges=ranges)
 
 
 def gone_on(key: int, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.GO_ON, time_ms, lot=key)
+    return GroupEvent(ActionKind.GO_ON, time_ms, lot=key)
 
 
 def acked(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b""
 ) -> GroupEvent:
     """An ACK. With LOST as its detail, no consumer can get these messages any more."""
-    return GroupEvent(GroupEventKind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
+    return GroupEvent(ActionKind.ACK, time_ms, consumer_id, attempt, 0, lot, ranges, detail)
 
 
 def returned(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, reason: bytes, time_ms: int
 ) -> GroupEvent:
     """A RETRY: `due_ms` is a time, RELEASED or REJECTED."""
-    return GroupEvent(GroupEventKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
+    return GroupEvent(ActionKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, reason)
 
 
 def doubted(
     consumer_id: int, attempt: int, lot: int, ranges: tuple[Range, ...], due_ms: int, time_ms: int
 ) -> GroupEvent:
     """A RETRY of messages that a consumer may hold, or may believe to be settled."""
-    return GroupEvent(GroupEventKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
+    return GroupEvent(ActionKind.RETRY, time_ms, consumer_id, attempt, due_ms, lot, ranges, UNSURE)
 
 
 def died(attempt: int, lot: int, ranges: tuple[Range, ...], time_ms: int, detail: bytes = b"") -> GroupEvent:
     """A DEAD. With LOST as its detail, there was nothing left to copy to the dead-letter subject."""
-    return GroupEvent(GroupEventKind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
+    return GroupEvent(ActionKind.DEAD, time_ms, 0, attempt, 0, lot, ranges, detail)
 
 
 def skipped(cursor: int, to: int, why: bytes, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
+    return GroupEvent(ActionKind.CURSOR, time_ms, lot=to, ranges=((cursor, to - cursor),), detail=why)
 
 
 def lost_parked(cursor: int, ranges: tuple[Range, ...], time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=cursor, ranges=ranges, detail=LOST)
+    return GroupEvent(ActionKind.CURSOR, time_ms, lot=cursor, ranges=ranges, detail=LOST)
 
 
 def sought(to: int, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.CURSOR, time_ms, lot=to, detail=SOUGHT)
+    return GroupEvent(ActionKind.CURSOR, time_ms, lot=to, detail=SOUGHT)
 
 
 def paused(is_paused: bool, name: str, time_ms: int) -> GroupEvent:
-    return GroupEvent(GroupEventKind.PAUSE, time_ms, lot=int(is_paused), detail=name.encode())
+    return GroupEvent(ActionKind.PAUSE, time_ms, lot=int(is_paused), detail=name.encode())
 
 
 def number_of(event: GroupEvent) -> int:
@@ -186,4 +195,4 @@ def number_of(event: GroupEvent) -> int:
 
 def keys_of(event: GroupEvent) -> list[int]:
     """The keys of a PULL of fresh messages in a group by key, or of a PARK, in order."""
-    return array("Q", event.detail[_NUMBER.size if event.kind is GroupEventKind.PULL else 0 :]).tolist()
+    return array("Q", event.detail[_NUMBER.size if event.kind is ActionKind.PULL else 0 :]).tolist()

@@ -35,7 +35,7 @@ from bench import machine
 from bench.cluster import ANSWER_S, PAYLOAD
 from bench.cluster_groups import BrokerGroup
 from fairway.registry.zookeeper import ZooKeeperRegistry
-from fairway.replication.group_node import change_master
+from fairway.replication.leadership import change_master
 from tests.support.zookeeper import Ensemble, ensemble
 
 SESSION_MS = 6_000

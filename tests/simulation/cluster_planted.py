@@ -15,8 +15,8 @@ from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.port import AnswerLost, Exists, Missing, SessionOver, VersionMismatch
 from fairway.replication import leadership
 from fairway.replication.follower import Follower
-from fairway.replication.group_node import GroupNode
 from fairway.replication.leader import Leader
+from fairway.replication.leadership import GroupNode
 from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage.flusher import OnDurable as Told

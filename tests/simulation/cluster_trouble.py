@@ -21,7 +21,7 @@ from fairway.broker.broker_copy import BrokerCopy
 from fairway.errors import FairwayError
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Registry, RegistryError
-from fairway.replication.group_node import GroupNode, NotPromoted, change_master
+from fairway.replication.leadership import GroupNode, NotPromoted, change_master
 from tests.simulation.broker_truth import MS_NS
 from tests.simulation.cluster_world import GROUP, Copy
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 from fairway.errors import FairwayError
 from fairway.limits import KIB
 from fairway.registry.simulated_registry import SimulatedFaults
-from fairway.replication.copy_options import CopyOptions
+from fairway.replication.copies import CopyOptions
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
 from fairway.runtime.simulated.disk import SimulatedPowerCut

@@ -13,7 +13,7 @@ from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
-from fairway.replication.copy_options import CopyOptions
+from fairway.replication.copies import CopyOptions
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.runtime.simulated.simulation import Simulation
 from fairway.storage import retention

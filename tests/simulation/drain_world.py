@@ -18,7 +18,7 @@ from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
 from fairway.registry.simulated_client import SimRegistry
-from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.replication.copies import CopyOptions, CopyRuntime
 from fairway.runtime.simulated.files import Volume
 from fairway.runtime.threads import SimRunner
 from tests.unit.delay.cluster import SESSION_MS, Cluster

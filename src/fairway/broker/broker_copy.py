@@ -9,9 +9,8 @@ from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import Misuse
 from fairway.protocol.admin_messages import Describe, Index, Names, Retrace, Scan
 from fairway.replication import leadership
+from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face
 from fairway.replication.copy_lifecycle import CopyLifecycle
-from fairway.replication.copy_options import CopyOptions, CopyRuntime, Face
-from fairway.replication.copy_status import CopyStatus
 from fairway.runtime.disk import Disk
 from fairway.scheduling import RunOrder
 from fairway.serving.http import Pages, ProbePages

@@ -30,7 +30,7 @@ from fairway.groups.config import encode, with_policies
 from fairway.names import ConsumerName, GroupName, Subject
 from fairway.protocol import ControlMessage, messages
 from fairway.protocol.messages import Done, Heartbeat, Join, Joined, Leave, Pull, Renewed, Settle, SettleAll, Whence
-from fairway.replication.copy_status import CopyStatus
+from fairway.replication.copies import CopyStatus
 from fairway.runtime.rng import Rng
 from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.requests import Requester, ServedRequest

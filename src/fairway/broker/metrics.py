@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.broker.descriptions import dead_letters_of
 from fairway.broker.groups import GroupHost
-from fairway.replication.metrics import families
+from fairway.replication.copies import families
 from fairway.serving.http import show_store
 from fairway.serving.memory_plan import MemoryAccount, server_accounts, show, store_accounts
 from fairway.serving.metrics import MetricsText

@@ -23,7 +23,7 @@ from fairway.groups import SettleVerdict as Settlement
 from fairway.names import ConsumerName
 from fairway.protocol import ControlMessage, messages
 from fairway.protocol.messages import Pull
-from fairway.replication.copy_status import CopyStatus
+from fairway.replication.copies import CopyStatus
 from fairway.scheduling import Actor, TurnResult
 from fairway.serving.requests import ServedRequest
 from fairway.storage.message_log import StoredBatch

@@ -4,7 +4,7 @@ Everything runs on one event loop. A session passes each request to `Broker.hand
 an actor. A PRODUCE goes to the actor of its subject. A request of a group goes to the actor of the group. A SCAN goes
 to one of 64 low-weight actors. A PRODUCE to a new subject goes to one actor for all new names. Trace requests share an
 actor, and so do the remaining commands. So the scheduler charges every request to an actor. Requests of replicas are
-the exception: the broker answers them at once (`fairway.replication.copy_status`).
+the exception: the broker answers them at once (`fairway.replication.copies`).
 
 To stop, the broker closes its listeners, takes no new requests, answers what is durable, writes a checkpoint and lets
 go of the directory. After a fault of the store the broker answers nobody any more, and `failed` returns, so that the
@@ -43,8 +43,8 @@ from fairway.protocol.admin_messages import BrokerState, Configure, Index, Lever
 from fairway.protocol.handshake import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.route_messages import Route
-from fairway.replication import copy_status as copies
-from fairway.replication.copy_status import CopyStatus
+from fairway.replication import copies
+from fairway.replication.copies import CopyStatus
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import READERS, Disk
 from fairway.runtime.net import Net

@@ -1,8 +1,8 @@
 """Careers: leader election for programs. One of many candidates works at a time, and hands over in order.
 
     career               `Career` and `AioCareer`: the class that a user writes
-    candidate            `elect` and `elect_async`: a candidate in a thread, or on an event loop
-    candidate_core       the state machine with a lock and a clock; `Leadership`, which a career sees
+    candidate            `elect` and `elect_async`: a candidate in a thread, or on an event loop; its core;
+                         `Leadership`, which a career sees
     state_machine        the candidate's next step, as a table; no I/O
     election             the interface of an election, and an election within one process
     zookeeper_election   an election on ZooKeeper
@@ -14,8 +14,7 @@ the core for the next duty, and carries it out: campaign, inaugurate, execute, h
 
 from __future__ import annotations
 
-from fairway.career.candidate import AioCandidacy, Candidacy, elect, elect_async
-from fairway.career.candidate_core import Leadership
+from fairway.career.candidate import AioCandidacy, Candidacy, Leadership, elect, elect_async
 from fairway.career.career import AioCareer, Career
 from fairway.career.election import Election, ElectionListener, LocalBallot, LocalElection
 from fairway.career.meta_election import MetaElection

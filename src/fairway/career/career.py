@@ -23,11 +23,13 @@ error: it ends the term, and the candidate campaigns again.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fairway.career.candidate_core import Leadership
 from fairway.career.state_machine import InHand
 from fairway.errors import Misuse
+
+if TYPE_CHECKING:
+    from fairway.career.candidate import Leadership
 
 
 class _Named:

@@ -49,7 +49,7 @@ async def _promote(options: CliOptions, group: str, to: str | None, *, accepts_d
     if str(options.registry).startswith(META):
         return await _ask(options, group, to, accepts_data_loss=accepts_data_loss)
     from fairway.lookup.registries import open_registry
-    from fairway.replication.group_node import change_master
+    from fairway.replication.leadership import change_master
     from fairway.runtime.clock import RealClock
     from fairway.runtime.net import RealNet
     from fairway.runtime.rng import RealRng

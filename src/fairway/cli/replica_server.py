@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fairway.delay.replica.copy import DelayCopy
     from fairway.delay.server import ServerOptions
     from fairway.protocol import ConnectionOptions
+    from fairway.replication.copies import CopyOptions, CopyRuntime
     from fairway.replication.copy_lifecycle import CopyLifecycle
-    from fairway.replication.copy_options import CopyOptions, CopyRuntime
     from fairway.runtime.net import Net
 
     MemberT = TypeVar("MemberT", bound=CopyLifecycle[Any])
@@ -97,7 +97,7 @@ async def _start(
 
     from fairway.cli.broker import open_disk
     from fairway.lookup.registries import open_registry
-    from fairway.replication.copy_options import CopyRuntime
+    from fairway.replication.copies import CopyRuntime
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
     from fairway.runtime.threads import ThreadPool, ThreadRunner
@@ -126,7 +126,7 @@ def _with_quick_pulse(connection: ConnectionOptions, membership: CopyOptions) ->
 def member_options(options: CliOptions) -> CopyOptions:
     """The settings as options of a copy."""
     from fairway.names import GroupName
-    from fairway.replication.copy_options import CopyOptions
+    from fairway.replication.copies import CopyOptions
 
     if options.group is None:
         raise Misuse("--registry without --group: give --group NAME, the server group that this server is a copy of")

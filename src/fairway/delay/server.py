@@ -25,10 +25,9 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
-from fairway.replication import copy_status as copies
-from fairway.replication.copy_status import CopyStatus
+from fairway.replication import copies
+from fairway.replication.copies import CopyStatus, families
 from fairway.replication.leader import Leader
-from fairway.replication.metrics import families
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult

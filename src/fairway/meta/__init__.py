@@ -2,8 +2,7 @@
 
     server              the meta server: its port, its probes, its own node in the registry
     registry_watcher    keeps the cluster state as the registry has it
-    cluster_state       the registry's records in memory, with a version for each change
-    route_table         from records to routes: pure functions
+    cluster_state       the registry's records in memory, with a version for each change; the routes made of them
     route_requests      answers ROUTE: look-ups, long polls, subjects created on first use
     admin               answers GOVERN: the decisions of operators
     decommission_check  asks masters for messages that nobody has consumed or sent, before a group is given up

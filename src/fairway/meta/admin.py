@@ -15,15 +15,13 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Refused
-from fairway.meta import route_table
-from fairway.meta.cluster_state import ClusterState, Key
-from fairway.meta.route_table import GroupView
+from fairway.meta.cluster_state import BROKER, DELAY, ClusterState, GroupView, Key, check_names, choose, is_able
 from fairway.names import GroupName, Subject
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
 from fairway.registry.port import AnswerLost, Exists, Missing, Registry, SessionOver, VersionMismatch
-from fairway.replication.group_node import NotPromoted, change_master
+from fairway.replication.leadership import NotPromoted, change_master
 
 _PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)  # one before each attempt: others change the same
 # node at the same moment, which passes at once; a lost registry connection is back within seconds
@@ -83,7 +81,7 @@ class ClusterAdmin:
     ) -> Governed:
         """Create a subject. An existing subject stays as it is, and must be on the requested groups."""
         subject = str(Subject.parse(name))
-        wanted = route_table.check_names(groups, self._cluster_state.groups)
+        wanted = check_names(groups, self._cluster_state.groups)
         self._check_room(subject)
         chosen = wanted or (self._choose(number) if number else self._choose_new())
         record = SubjectRecord(chosen, chosen, is_on_first_use=is_on_first_use)
@@ -135,7 +133,7 @@ class ClusterAdmin:
                 return before != after
             self._check_room(subject)
             views = [self._cluster_state.groups.get(each) or GroupView(each) for each in holders]
-            able = [view.name for view in views if route_table.is_able(view)] or self._choose_new()
+            able = [view.name for view in views if is_able(view)] or self._choose_new()
             record = SubjectRecord([*dict.fromkeys((*holders, *able))], able, is_on_first_use=True)
             try:
                 await self._registry.create(path, layout.pack(record))
@@ -157,7 +155,7 @@ class ClusterAdmin:
         return True
 
     async def _extend(self, asked: Govern) -> Governed:
-        wanted = route_table.check_names(asked.groups, self._cluster_state.groups)
+        wanted = check_names(asked.groups, self._cluster_state.groups)
         for name in wanted:
             if why := self._cluster_state.groups[name].why_closed():
                 raise Refused(Code.READ_ONLY, f"{why}: choose another group, or wait")
@@ -172,7 +170,7 @@ class ClusterAdmin:
         return await self._change_subject(asked.name, extended, "is on")
 
     async def _retreat(self, asked: Govern) -> Governed:
-        leaving = route_table.check_names(asked.groups, self._cluster_state.groups)
+        leaving = check_names(asked.groups, self._cluster_state.groups)
 
         def retreated(before: SubjectRecord) -> SubjectRecord:
             return self._without(asked.name, before, leaving, is_forced=asked.is_forced)
@@ -270,11 +268,11 @@ class ClusterAdmin:
 
     def _choose_new(self) -> list[str]:
         """The groups for a new subject: as many as configured, or as many as there are."""
-        able = [view for view in self._cluster_state.groups.values() if route_table.is_able(view)]
+        able = [view for view in self._cluster_state.groups.values() if is_able(view)]
         return self._choose(min(self._spread, len(able)) or 1)
 
     def _choose(self, number: int, without: Collection[str] = ()) -> list[str]:
-        return route_table.choose(self._cluster_state.groups.values(), self._cluster_state.carried, number, without)
+        return choose(self._cluster_state.groups.values(), self._cluster_state.carried, number, without)
 
     # --- groups of servers -------------------------------------------------------------------------------------------
 
@@ -345,7 +343,7 @@ class ClusterAdmin:
                 raise Refused(
                     Code.BAD_REQUEST, f"group {view.name} is in use: `fairway cluster drain {view.name}` first"
                 )
-            is_asked = not view.is_done and (bool(holding) or view.kind != route_table.BROKER)
+            is_asked = not view.is_done and (bool(holding) or view.kind != BROKER)
             await self._check_owed(view, is_asked=is_asked)
         elif not view.is_draining:
             await self._drain(Govern(RouteChange.DRAIN, view.name, is_forced=True))
@@ -386,7 +384,7 @@ class ClusterAdmin:
         try:
             if is_closing:
                 debt = await self._close(view)
-            if not debt.sentence and view.kind == route_table.BROKER:
+            if not debt.sentence and view.kind == BROKER:
                 debt = await self._creditors.bound_for(view.name, self._delays())
             if not debt.sentence and (is_asked or is_closing):
                 debt = await self._creditors.owed(self._group(view.name))
@@ -400,7 +398,7 @@ class ClusterAdmin:
     def _delays(self) -> list[GroupView]:
         """The groups of delay servers that may have something outstanding: not those that are stopped and done."""
         views = self._cluster_state.groups.values()
-        return [each for each in views if each.kind == route_table.DELAY and (each.living or not each.is_done)]
+        return [each for each in views if each.kind == DELAY and (each.living or not each.is_done)]
 
     async def _close(self, view: GroupView) -> Debt:
         """Close a group, and return once its master has confirmed that. The result has a sentence if the master does

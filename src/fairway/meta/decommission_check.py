@@ -12,7 +12,7 @@ from typing import TypeVar
 from fairway.errors import FairwayError, Unreachable
 from fairway.lookup.requests import Inquirer
 from fairway.meta.admin import Debt
-from fairway.meta.route_table import DELAY, GroupView, address_of
+from fairway.meta.cluster_state import DELAY, GroupView, address_of
 from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDescription, SubjectDescription
 from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, Which
 from fairway.registry.layout import RegisteredCopy

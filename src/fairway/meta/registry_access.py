@@ -23,7 +23,7 @@ sync, a new copy in the in-sync set that is not registered.
 
 A group's node is created with its first member, and is empty until a copy leads. Every change is compare-and-set. The
 check reads the version that the change names, so nothing can come between check and change. A copy that does not know
-the result of a change writes the current value once more, and so fences that change (`fairway.replication.group_node`).
+the result of a change writes the current value once more, and so fences that change (`fairway.replication.leadership`).
 """
 
 from __future__ import annotations

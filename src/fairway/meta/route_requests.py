@@ -27,8 +27,7 @@ import msgspec
 from fairway import limits
 from fairway.errors import Code, FairwayError, Refused
 from fairway.meta.admin import ClusterAdmin
-from fairway.meta.cluster_state import ClusterState, Key, subject_key
-from fairway.meta.route_table import base_of
+from fairway.meta.cluster_state import ClusterState, Key, base_of, subject_key
 from fairway.names import Subject
 from fairway.protocol.route_messages import ClientRole, Route
 from fairway.runtime.clock import Clock

@@ -47,9 +47,8 @@ from itertools import islice
 from fairway import limits
 from fairway.errors import FairwayError, RemoteProtocolError
 from fairway.meta.admin import ClusterAdmin
-from fairway.meta.cluster_state import ClusterState, Key
+from fairway.meta.cluster_state import BROKER, ClusterState, GroupView, Key, base_of
 from fairway.meta.decommission_check import Masters
-from fairway.meta.route_table import BROKER, GroupView, base_of
 from fairway.protocol.admin_messages import SubjectDescription
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord

@@ -1,17 +1,14 @@
 """Replication of a group's two logs: one copy leads as master, and the others follow it byte for byte.
 
-    leadership      who leads: pure decisions from the registry; the promise of the highest epoch served
-    group_node      the group's node in the registry, changed by compare-and-set; promotion by hand
+    leadership      who leads: decisions from the group's node in the registry; promotion by hand
     registration    a copy's own node in the registry; which registered copies a master accepts
     copy_lifecycle  the life of a copy: registers, sees who leads, follows or leads itself
-    copy_options    the options and the runtime of a copy; the port of the server that the copy runs
-    copy_status     what a copy may answer now
+    copies          a copy as its server sees it: options, what it may answer now, metrics
     leader          the master's side: what each replica has synced, what is committed, the in-sync set
     peer            one replica, as its master sees it; answers about the master's logs
     follower        the replica's side: finds where two histories part, then takes records and confirms them
     connection      the replica's connection to its master
     repairs         repair of the master's damaged logs from a copy in sync; counters of a copy
-    metrics         the metrics of a copy
 
 A record travels like this. The master appends and syncs the record, and `leader` sends it as the answer to a REPLICATE
 of each replica. `follower` appends it to the replica's log, and confirms it with the next REPLICATE once it is synced.

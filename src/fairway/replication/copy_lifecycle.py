@@ -42,12 +42,10 @@ from fairway.registry.layout import MASTER, GroupRecord, group_path, hex_id, mem
 from fairway.registry.layout import RegisteredCopy as MemberRecord
 from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import leadership
-from fairway.replication.copy_options import CopyOptions, CopyRuntime, Face, ServerT
-from fairway.replication.copy_status import CopyStatus
+from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face, ServerT
 from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
-from fairway.replication.group_node import GroupNode, living
 from fairway.replication.leader import Leader
-from fairway.replication.leadership import EpochPromise
+from fairway.replication.leadership import EpochPromise, GroupNode, living
 from fairway.replication.registration import CopyRegistration
 from fairway.runtime.disk import Disk
 from fairway.storage import reset_replica, truncation

@@ -47,6 +47,7 @@ from fairway.replication.connection import OnResponse, ReplicaConnection
 from fairway.replication.leadership import EpochPromise, FollowDecision
 from fairway.replication.peer import has
 from fairway.runtime.clock import Clock
+from fairway.runtime.disk import settles
 from fairway.runtime.net import Net
 from fairway.storage import record, segment
 from fairway.storage.log import Damaged, Log
@@ -201,16 +202,7 @@ class Follower:
         """Wait until everything that came is synced, and a restart may rely on it. Returns at once without a
         catch-up."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(fault: FairwayError | None) -> None:
-            if ended.done():
-                return
-            if fault is None:
-                ended.set_result(None)
-            else:
-                ended.set_exception(fault)
-
-        self._store.end_catch_up(done)
+        self._store.end_catch_up(settles(ended))
         await ended
 
     # --- repair ------------------------------------------------------------------------------------------------------

@@ -49,8 +49,7 @@ from fairway.protocol.replication_messages import (
 from fairway.registry.layout import GroupRecord, RegisteredCopy, hex_id
 from fairway.registry.port import Registry, RegistryError
 from fairway.replication import peer as peers
-from fairway.replication.group_node import GroupNode
-from fairway.replication.leadership import with_member
+from fairway.replication.leadership import GroupNode, with_member
 from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, ReplicaQuestion, has
 from fairway.replication.registration import RegisteredCopies
 from fairway.replication.repairs import Repairs, ReplicationCounters

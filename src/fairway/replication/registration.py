@@ -31,7 +31,7 @@ from fairway.batch.identity import is_same
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, WrongDirectory
 from fairway.registry.layout import NAME_SEPARATOR, RegisteredCopy, member_path, members_path, pack, place_name, unpack
 from fairway.registry.port import Exists, Missing, Node, Registry, VersionMismatch
-from fairway.replication.group_node import living
+from fairway.replication.leadership import living
 from fairway.runtime.clock import Clock
 
 _NS_PER_MS = 1_000_000

@@ -22,10 +22,11 @@ A caller may rely on this:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from fairway.errors import Misuse, StorageFault
+from fairway.errors import FairwayError, Misuse, StorageFault
 
 Part: TypeAlias = bytes | bytearray | memoryview
 Completion: TypeAlias = Callable[[StorageFault | None], None]
@@ -98,6 +99,20 @@ class File(Protocol):
         """Whether the platform cannot tell what memory holds; known after the first `read_cached`."""
 
     def close(self) -> None: ...
+
+
+def settles(future: asyncio.Future[None]) -> Callable[[FairwayError | None], None]:
+    """The completion that settles a future: with None, or with the fault."""
+
+    def done(fault: FairwayError | None) -> None:
+        if future.done():
+            return
+        if fault is None:
+            future.set_result(None)
+        else:
+            future.set_exception(fault)
+
+    return done
 
 
 class Disk(Protocol):

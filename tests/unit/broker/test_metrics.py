@@ -9,8 +9,8 @@ from fairway.groups import GroupConfig
 from fairway.protocol import Bytes, ControlMessage, codec
 from fairway.protocol import messages as m
 from fairway.protocol.frames import write
-from fairway.replication.copy_status import CopyStatus
-from fairway.replication.metrics import families as figures_of_copies
+from fairway.replication.copies import CopyStatus
+from fairway.replication.copies import families as figures_of_copies
 from fairway.storage.retention import Policy
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with

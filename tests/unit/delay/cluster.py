@@ -27,7 +27,7 @@ from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.simulated_client import SimRegistry
 from fairway.registry.simulated_registry import SimEnsemble
-from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.replication.copies import CopyOptions, CopyRuntime
 from fairway.runtime.simulated.disk import SimDisk
 from fairway.runtime.threads import SimRunner
 from tests.support.client import Client

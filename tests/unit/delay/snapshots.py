@@ -10,8 +10,7 @@ from typing import TypeAlias, TypeVar
 from fairway.delay.engine import Engine
 from fairway.delay.replica import install
 from fairway.delay.replica.install import Disks
-from fairway.delay.replica.receiver import RefillOptions, SnapshotReceiver
-from fairway.delay.replica.snapshot import SnapshotOptions, Snapshots
+from fairway.delay.replica.snapshot import RefillOptions, SnapshotOptions, SnapshotReceiver, Snapshots
 from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
 from fairway.protocol import Bytes, ControlMessage

@@ -11,7 +11,7 @@ from fairway.protocol.admin_messages import Removed, RemoveSubject
 from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
-from fairway.replication.group_node import change_master
+from fairway.replication.leadership import change_master
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.scene import PORT
 

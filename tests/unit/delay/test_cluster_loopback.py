@@ -20,7 +20,7 @@ from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route,
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.sqlite import SqliteRegistry
-from fairway.replication.copy_options import CopyOptions, CopyRuntime
+from fairway.replication.copies import CopyOptions, CopyRuntime
 from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet
 from fairway.runtime.real_disk import RealDisk

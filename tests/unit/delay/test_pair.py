@@ -11,7 +11,7 @@ from fairway.protocol.admin_messages import Depth, Describe, Described
 from fairway.protocol.delay_messages import DelayTally, Fate, Tallied, Which
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
-from fairway.replication.group_node import change_master
+from fairway.replication.leadership import change_master
 from fairway.storage import segment
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.helpers import OPTIONS

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from fairway.delay.replica.receiver import RefillOptions
-from fairway.delay.replica.snapshot import SnapshotOptions
+from fairway.delay.replica.snapshot import RefillOptions, SnapshotOptions
 from fairway.delay.schedule import manifest
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import Bytes, ControlMessage

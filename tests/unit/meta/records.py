@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fairway.meta.route_table import GroupView
+from fairway.meta.cluster_state import GroupView
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 
 

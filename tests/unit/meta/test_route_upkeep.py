@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from fairway import limits
+from fairway.meta.cluster_state import GroupView
 from fairway.meta.decommission_check import Masters
-from fairway.meta.route_table import GroupView
 from fairway.protocol.admin_messages import SubjectDescription
 from fairway.protocol.route_messages import ClientRole, RouteChange
 from fairway.registry import layout

@@ -12,7 +12,7 @@ from fairway.registry.layout import RegisteredCopy, members_path
 from fairway.registry.port import Node, RegistryError
 from fairway.registry.simulated_client import SimRegistry
 from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
-from fairway.replication.group_node import living
+from fairway.replication.leadership import living
 from fairway.replication.registration import CopyRegistration
 from fairway.runtime.simulated.simulation import Simulation, simulate
 

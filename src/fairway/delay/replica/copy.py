@@ -19,16 +19,15 @@ from dataclasses import replace
 from fairway.delay.dispatch.targets import parse_place
 from fairway.delay.engine import Engine
 from fairway.delay.replica import install, snapshot
-from fairway.delay.replica.receiver import SnapshotReceiver
+from fairway.delay.replica.snapshot import SnapshotReceiver
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import DelayWorld
 from fairway.protocol.admin_messages import Describe
 from fairway.registry import layout
 from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import leadership
+from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face
 from fairway.replication.copy_lifecycle import CopyLifecycle
-from fairway.replication.copy_options import CopyOptions, CopyRuntime, Face
-from fairway.replication.copy_status import CopyStatus
 from fairway.replication.follower import TooFarBehind
 from fairway.replication.leader import QUESTIONS
 from fairway.runtime.blocking_connection import Address

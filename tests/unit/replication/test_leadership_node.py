@@ -8,7 +8,7 @@ import msgspec
 
 from fairway.registry.layout import GroupRecord, RegisteredCopy, member_path, pack
 from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
-from fairway.replication.group_node import GroupNode, living
+from fairway.replication.leadership import GroupNode, living
 from fairway.runtime.simulated.simulation import Simulation, simulate
 
 RECORD = GroupRecord("broker", 1, "a", ["a"])

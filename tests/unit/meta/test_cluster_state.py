@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fairway.errors import Refused
-from fairway.meta.cluster_state import ClusterState
-from fairway.meta.route_table import (
+from fairway.meta.cluster_state import (
+    ClusterState,
     GroupView,
     base_of,
     check_names,

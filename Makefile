@@ -24,10 +24,10 @@ help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 run: $(READY) ## see it work: a broker, orders, three groups, a live table  (DEMO_SECONDS=20 ends by itself)
-	@$(py) -m fairway.cli.main demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
+	@$(py) -m fairway demo $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS)) $(ARGS)
 
 cluster: $(READY) java ## a whole cluster on this machine, live: kill something and watch  (CLUSTER_SECONDS=20 ends by itself)
-	@$(py) -m fairway.cli.main demo cluster $(if $(CLUSTER_SECONDS),--seconds $(CLUSTER_SECONDS)) $(ARGS)
+	@$(py) -m fairway demo cluster $(if $(CLUSTER_SECONDS),--seconds $(CLUSTER_SECONDS)) $(ARGS)
 
 test: check java databases ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"

@@ -35,7 +35,7 @@ def broker(durability: str) -> Iterator[tuple[str, int]]:
     """The URL and the process id of a broker of its own."""
     with tempfile.TemporaryDirectory() as data:
         options = ("broker", "--data", data, "--port", "0", "--durability", durability)
-        with Child("fairway.cli.main", *options) as child:
+        with Child("fairway", *options) as child:
             found = READY.fullmatch(child.line(timeout_s=60) or "")
             if found is None:
                 raise RuntimeError("the broker did not start")

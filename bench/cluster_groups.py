@@ -21,7 +21,7 @@ READY = re.compile(r"fairway \w+: ready at .*")
 
 def started(*arguments: str) -> Child:
     """A command of ours that has said that it is ready."""
-    child = Child("fairway.cli.main", *arguments)
+    child = Child("fairway", *arguments)
     try:
         said = child.line(timeout_s=START_S)
     except BaseException:
@@ -133,7 +133,7 @@ def meta(zookeeper: Ensemble, subject: str, groups: Sequence[str]) -> Iterator[s
         child = started("meta", "--registry", f"zookeeper://{zookeeper.hosts}", "--port", str(port))
         running.callback(end, child)
         chosen = [word for group in groups for word in ("--on", group)]
-        with Child("fairway.cli.main", "subject", "create", subject, *chosen, "--url", url) as asked:
+        with Child("fairway", "subject", "create", subject, *chosen, "--url", url) as asked:
             if asked.wait(timeout_s=START_S) != 0:
                 raise RuntimeError("the meta server does not make the subject: see its words above")
         yield url

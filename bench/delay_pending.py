@@ -68,7 +68,7 @@ class Stage:
             ports = ["--port", str(self._port), "--http-port", str(self._http_port)]
             words = ["delay", "serve", "--data", str(self.data), *ports, "--broker", f"127.0.0.1:{self._broker_port}"]
         with (self._folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "fairway.cli.main", *words]
+            command = [sys.executable, "-m", "fairway", *words]
             self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
 
     def await_ready(self) -> None:

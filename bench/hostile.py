@@ -161,7 +161,7 @@ def _report(
 def _broker(data: Path) -> Iterator[tuple[int, int]]:
     """Its port and process."""
     memory = ("--memory-mib", str(MEMORY_MIB))
-    with Child("fairway.cli.main", "broker", "--data", str(data), "--port", "0", *memory) as broker:
+    with Child("fairway", "broker", "--data", str(data), "--port", "0", *memory) as broker:
         ready = broker.line(timeout_s=60) or ""
         yield int(ready.split(",")[0].rsplit(":", 1)[1]), broker.pid
 

@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="fairway-bench-", dir=chosen.data) as folder:
         flags = ("--data", folder, "--port", "0", "--keep-gib", "2", "--memory-mib", str(chosen.memory_mib))
-        with Child("fairway.cli.main", "broker", *flags) as broker:
+        with Child("fairway", "broker", *flags) as broker:
             ready = broker.line(timeout_s=60)
             if ready is None:
                 raise SystemExit("the broker did not start: see its sentence above")

@@ -273,7 +273,7 @@ def prepare(database: str) -> None:
 
 @contextmanager
 def broker(folder: Path) -> Iterator[str]:
-    with Child("fairway.cli.main", "up", "--data", str(folder / "data"), "--port", "0") as child:
+    with Child("fairway", "up", "--data", str(folder / "data"), "--port", "0") as child:
         ready = re.search(r"fairway://[\d.]+:\d+", child.line(timeout_s=START_S) or "")
         if not ready:
             raise RuntimeError("the broker did not start")

@@ -24,9 +24,9 @@ from rich.table import Table
 
 from fairway.runtime.clock import SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import SimLoop
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.scheduling.virtual_time import CREDIT_NS, VirtualTime
+from fairway.simulation.loop import SimLoop
 
 SLICES_NS = (100_000, 200_000, 500_000, 1_000_000, 2_000_000)
 IN_FLIGHT = (1, 2, 4, 8, 16)

@@ -115,7 +115,7 @@ def _on_stage(home: Path, told: argparse.Namespace) -> tuple[list[Measured], flo
     }
     if not told.no_kafka:
         settings |= spark_ways.kafka_settings()
-    with Child("fairway.cli.main", "broker", "--data", str(home / "data"), "--port", "0") as broker:
+    with Child("fairway", "broker", "--data", str(home / "data"), "--port", "0") as broker:
         line = broker.line(timeout_s=30) or ""
         url = line[line.index("fairway://") :].partition(",")[0]
         spark = session("bench", f"local[{TASKS}]", settings)

@@ -62,7 +62,7 @@ def _measure(home: Path, told: argparse.Namespace) -> dict[tuple[str, str], list
 
     taken: dict[tuple[str, str], list[Taken]] = defaultdict(list)
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "1g"}
-    with Child("fairway.cli.main", "broker", "--data", str(home / "data"), "--port", "0") as broker:
+    with Child("fairway", "broker", "--data", str(home / "data"), "--port", "0") as broker:
         line = broker.line(timeout_s=30) or ""
         url = line[line.index("fairway://") :].partition(",")[0]
         spark = session("bench", "local[2]", settings)

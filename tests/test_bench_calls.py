@@ -18,7 +18,7 @@ def test_a_run_names_the_files_and_counts_their_calls(capsys: pytest.CaptureFixt
     for kind, by_file in found.items():
         assert f"broker/{'consume' if kind == 'pull' else 'produce'}.py" in by_file
         assert sum(by_file.values()) > len(by_file) > 5
-        assert not [file for file in by_file if file.startswith(("client/", "runtime/simulated/"))]
+        assert not [file for file in by_file if file.startswith(("client/", "simulation/"))]
 
 
 def test_calls_outside_of_the_product_do_not_count() -> None:

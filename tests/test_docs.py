@@ -142,7 +142,7 @@ def _broker(directory: Path, *, is_wanted: bool) -> Iterator[str]:
     if not is_wanted:
         yield _BROKER
         return
-    with Child("fairway.cli.main", "up", "--data", str(directory / "data"), "--port", "0") as child:
+    with Child("fairway", "up", "--data", str(directory / "data"), "--port", "0") as child:
         ready = re.search(r"fairway://[\d.]+:\d+", child.line(timeout_s=_TIMEOUT_S) or "")
         assert ready
         yield ready[0]

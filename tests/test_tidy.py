@@ -51,7 +51,7 @@ def test_every_text_is_tidy() -> None:
 
 def test_core_install_imports_nothing_optional(sources: list[Source]) -> None:
     core = {source.module for source in sources if source.in_product and source.package in CORE_PARTS}
-    modules = [*sorted(core - layers.ADAPTERS.keys()), "fairway.cli.main"]
+    modules = [*sorted(core - layers.ADAPTERS.keys()), "fairway.__main__"]
     program = (
         "import importlib, sys\n"
         "optional, modules = (line.split() for line in sys.stdin)\n"

@@ -235,7 +235,7 @@ class Fairway(Server):
     durability = "sync"
 
     def start(self) -> None:
-        program: list[str | Path] = [sys.executable, "-m", "fairway.cli.main", "broker"]
+        program: list[str | Path] = [sys.executable, "-m", "fairway", "broker"]
         where: list[str | Path] = ["--data", self.data / "data", "--port", str(self.port)]
         self.spawn([*program, *where, "--durability", self.durability])
 
@@ -249,7 +249,7 @@ class FairwayUp(Fairway):
 
     def start(self) -> None:
         where: list[str | Path] = ["--data", self.data / "data", "--port", str(self.port)]
-        self.spawn([sys.executable, "-m", "fairway.cli.main", "up", *where])
+        self.spawn([sys.executable, "-m", "fairway", "up", *where])
 
 
 class FairwayDelay(Fairway):
@@ -257,7 +257,7 @@ class FairwayDelay(Fairway):
 
     def start(self) -> None:
         self.delay_port, self.http_port = free_port(), free_port()
-        program: list[str | Path] = [sys.executable, "-m", "fairway.cli.main"]
+        program: list[str | Path] = [sys.executable, "-m", "fairway"]
         self.spawn([*program, "broker", "--data", self.data / "broker", "--port", str(self.port)])
         where: list[str | Path] = ["--data", self.data / "delay", "--port", str(self.delay_port)]
         places = ["--http-port", str(self.http_port), "--broker", f"127.0.0.1:{self.port}"]

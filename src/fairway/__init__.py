@@ -15,6 +15,7 @@
     career       leader election for the user's programs
     testing      a broker in memory, for tests
     cli          the command line
+    demo         the demonstrations of `fairway demo`
     broker       the broker: produce, pull, settle, dead letters, inboxes
     delay        the delay server
     meta         the meta server: routes and the registry
@@ -27,9 +28,11 @@
     serving      parts of every server: connections, memory bounds, metrics, HTTP probes
     scheduling   actors and virtual time
     lookup       requests to meta servers: routes, and the registry over the wire
-    runtime      clock, disk, network and threads, real and simulated
+    simulation   clock, disk, network and registry from one seed, for tests
+    runtime      clock, disk, network and threads
 
 The modules `errors`, `limits`, `names`, `coalesce`, `redaction` and `pytest_plugin` stand beside the packages.
+`__main__` is the entry point of the command line.
 """
 
 from __future__ import annotations

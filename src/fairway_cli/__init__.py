@@ -18,7 +18,7 @@ def main() -> None:
     is_ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores it
     if is_ours:
         signal.signal(signal.SIGINT, _end)
-    from fairway.cli.main import main as run
+    from fairway.__main__ import main as run
 
     if is_ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)

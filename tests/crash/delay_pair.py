@@ -39,11 +39,11 @@ class PairStage(DelayStage):
         del doom
         port = ("--port", str(self._ports[name]))
         if name == "meta":
-            return ["fairway.cli.main", "meta", *port, "--registry", f"sqlite:{self._folder / 'registry'}"]
+            return ["fairway", "meta", *port, "--registry", f"sqlite:{self._folder / 'registry'}"]
         verb, group = (("broker",), "east") if name == "broker" else (("delay", "serve"), "d1")
         data = ("--data", str(self._folder / f"data-{name}"))
         member = ("--registry", self._url, "--group", group, "--session-ms", str(SESSION_MS))
-        return ["fairway.cli.main", *verb, *data, *port, *member]
+        return ["fairway", *verb, *data, *port, *member]
 
     def play(self, seconds: float, dooms: Iterator[Doom]) -> None:
         del dooms

@@ -128,7 +128,7 @@ class DelayStage:
                 port, broker_port = self._broker_port, 0
             orders = delay_server.Orders(data, port, broker_port, self._shift_ms, doom)
             return ["tests.crash.delay_server", msgspec.json.encode(orders).decode()]
-        command = ["fairway.cli.main", *{"delay": ["delay", "serve"]}.get(name, [name]), "--data", data]
+        command = ["fairway", *{"delay": ["delay", "serve"]}.get(name, [name]), "--data", data]
         if name == "delay":
             return [*command, "--port", str(self._delay_port), "--broker", f"east=127.0.0.1:{self._broker_port}"]
         return [*command, "--port", str(self._broker_port)]

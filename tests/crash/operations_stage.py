@@ -112,7 +112,7 @@ class Stage:
     def _start(self, words: list[str]) -> None:
         name = Path(words[words.index("--data" if "--data" in words else "--port") + 1]).name
         words += ["--registry", self._registry, "--session-ms", str(SESSION_MS)]
-        child = Child("fairway.cli.main", *words, errors_to=self._root / f"{name}.log")
+        child = Child("fairway", *words, errors_to=self._root / f"{name}.log")
         self._servers[name] = self._stack.enter_context(child)
 
     def end(self, port: int) -> int:

@@ -188,9 +188,7 @@ class OutboxStage(Stage):
         """With a delay server behind the same port."""
         self._lives += 1
         data, port = str(self._folder / "data"), str(self._port)
-        broker = Process(
-            self._folder, f"broker-{self._lives}", "fairway.cli.main", "up", "--data", data, "--port", port
-        )
+        broker = Process(self._folder, f"broker-{self._lives}", "fairway", "up", "--data", data, "--port", port)
         self._broker = broker
         deadline = time.monotonic() + START_S_MAX
         while time.monotonic() < deadline and broker.is_alive:
@@ -224,7 +222,7 @@ class OutboxStage(Stage):
     def _start_relay(self, name: str, shop: Shop) -> None:
         self._started += 1
         process = Process(
-            self._folder, f"{name}.{self._started}", "fairway.cli.main",
+            self._folder, f"{name}.{self._started}", "fairway",
             "outbox", "relay", "--database", shop.url, "--url", self._url, "--lease-s", "4",
         )  # fmt: skip
         self._relays[name] = shop, process

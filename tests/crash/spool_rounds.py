@@ -172,7 +172,7 @@ class Stage:
         self.kill_broker()
 
     def _drain(self) -> None:
-        command = [sys.executable, "-m", "fairway.cli.main", "spool", "drain", str(self._spool), "--url", self.url]
+        command = [sys.executable, "-m", "fairway", "spool", "drain", str(self._spool), "--url", self.url]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(
             [*command, "--timeout-s", str(DRAIN_S)], capture_output=True, text=True, check=False, env=environment

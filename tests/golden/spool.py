@@ -19,7 +19,7 @@ from fairway.client.spool.journal_record import SpoolEntry, PlacementRecord
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 
 FOLDER = Path(__file__).parent / "spool_v1"
 CLUSTER_FOLDER = Path(__file__).parent / "spool_v2"

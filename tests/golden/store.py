@@ -24,8 +24,8 @@ from fairway.storage.store import Store, StoreOptions
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
-from fairway.runtime.simulated.simulation import Simulation
+from fairway.simulation.disk import SimDisk
+from fairway.simulation.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "store_v1"
 EXPECTED = Path(__file__).parent / "store_v1.json"

@@ -54,7 +54,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 def peak_bytes(port: int, reader: str, subject: str, count: int) -> int:
     """The most memory that a command had in use."""
     words = [word.format(subject=subject, count=count) for word in READERS[reader]]
-    command = [sys.executable, "-m", "fairway.cli.main", *words, "--url", f"fairway://127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "fairway", *words, "--url", f"fairway://127.0.0.1:{port}"]
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:

@@ -24,7 +24,7 @@ from tests.unit.cli.test_start_errors import ROLES, command
 NEEDED = limits.SPARE_DESCRIPTORS + limits.CONNECTIONS_MIN
 LAUNCHER = (
     "import os, resource, sys; n = int(sys.argv[1]); resource.setrlimit(resource.RLIMIT_NOFILE, (n, n)); "
-    "os.execv(sys.executable, [sys.executable, '-m', 'fairway.cli.main', *sys.argv[2:]])"
+    "os.execv(sys.executable, [sys.executable, '-m', 'fairway', *sys.argv[2:]])"
 )
 
 
@@ -119,7 +119,7 @@ def test_a_server_that_runs_out_of_descriptors_says_so_and_recovers(tmp_path: Pa
         await asyncio.sleep(0.1)
 
     arguments = ("broker", "--data", str(tmp_path / "data"), "--port", "0")
-    with Child("fairway.cli.main", *arguments, errors_to=errors) as child:
+    with Child("fairway", *arguments, errors_to=errors) as child:
         found = re.search(r"127\.0\.0\.1:(\d+)", child.line(timeout_s=READY_S) or "")
         assert found
         asyncio.run(story(child.pid, int(found[1])))

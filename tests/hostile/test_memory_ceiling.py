@@ -176,7 +176,7 @@ async def _hold_and_hang_up(port: int, pages: str, empty: int) -> None:
 @pytest.mark.parametrize("verb", ["broker", "up"])
 def test_parts_that_do_not_fit_are_refused_at_the_start(tmp_path: Path, verb: str) -> None:
     data = ("--data", str(tmp_path / "data"), "--port", "0")
-    command = [sys.executable, "-m", "fairway.cli.main", verb, *data, "--memory-mib", "512", "--buffer-mib", "128"]
+    command = [sys.executable, "-m", "fairway", verb, *data, "--memory-mib", "512", "--buffer-mib", "128"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert re.search(r"--memory-mib 512 is too little.*Give --memory-mib \d+", done.stderr, re.DOTALL)

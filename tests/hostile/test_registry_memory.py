@@ -75,7 +75,7 @@ def test_a_meta_server_stays_below_its_ceiling_and_others_register(tmp_path: Pat
     options = ("--registry", f"sqlite:{tmp_path / 'registry'}", "--port", "0", "--http-port", "0")
     memory = ("--memory-mib", str(MEMORY_MIB), "--buffer-mib", "66")
     for is_filled in (False, True):
-        with Child("fairway.cli.main", "meta", *options, *memory) as child:
+        with Child("fairway", "meta", *options, *memory) as child:
             ready = READY.fullmatch(child.line(timeout_s=60) or "")
             assert ready
             if not is_filled:

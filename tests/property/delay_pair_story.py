@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Refused
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome
 from tests.unit.delay.pair import Pair, Side

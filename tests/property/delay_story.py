@@ -8,7 +8,7 @@ from fairway.batch import MessageId
 from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.simulation.disk import SimulatedPowerCut
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
 

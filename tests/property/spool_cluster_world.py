@@ -22,7 +22,7 @@ from fairway.protocol.producer_session import ProducerOptions, ProducerSession
 from fairway.protocol.route_messages import GroupRoute, Route, Routed, SubjectRoute
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.simulation.disk import SimulatedPowerCut
 from tests.property.producing_world import Sent, Wire, World
 from tests.property.spool_journals import Journals, producer_options, spool_options
 

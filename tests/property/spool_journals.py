@@ -19,7 +19,7 @@ from fairway.protocol.producer_session import ProducerOptions
 from fairway.protocol.receipts import SpoolBatchReceipt
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from tests.property.producing_world import Sent
 
 SEGMENT_BYTES = 3_000

@@ -12,7 +12,7 @@ from fairway.client.spool.spool import Spool
 from fairway.protocol.line import Line
 from fairway.protocol.producer_session import ProducerSession
 from fairway.protocol.receipts import SpoolBatchReceipt
-from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.simulation.disk import SimulatedPowerCut
 from tests.property.producing_world import World
 from tests.property.spool_journals import Journals, producer_options, spool_options
 

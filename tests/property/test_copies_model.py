@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fairway.errors import DiskFull, StorageFault
 from fairway.names import Subject
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage.flusher import Flusher
 from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store

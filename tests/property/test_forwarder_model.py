@@ -16,7 +16,7 @@ from fairway.client.spool.journal import Journal
 from fairway.errors import BufferFull
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 
 STEPS = 300
 SEGMENT_BYTES = 2_000

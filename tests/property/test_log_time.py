@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import log as logs
 from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.segment import Segment

@@ -145,7 +145,7 @@ def test_a_row_that_is_gone_is_missed(whole: Path, tmp_path: Path) -> None:
 def test_verify_judges_a_registry(whole: Path, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from fairway.cli.main import app
+    from fairway.__main__ import app
 
     sound = CliRunner().invoke(app, ["verify", str(whole)])
     assert (sound.exit_code, "sound" in sound.output) == (0, True)

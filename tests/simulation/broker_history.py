@@ -21,10 +21,10 @@ from fairway.groups import GroupConfig, Mode
 from fairway.groups.config import encode
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
-from fairway.runtime.simulated.loop import SimulationFailed
-from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.loop import SimulationFailed
+from fairway.simulation.simulation import Simulation
+from fairway.simulation.wire import Conditions
 from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions
 from tests.simulation import broker_exam, broker_flavours, broker_reckoning

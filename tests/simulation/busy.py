@@ -10,8 +10,8 @@ import asyncio
 import sys
 
 from fairway.errors import Unreachable
-from fairway.runtime.simulated.simulation import Simulation, simulate
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation.wire import Conditions
 
 CLIENTS = ("alice", "bob", "carol", "dave")
 PORT = 9_000

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict
 from fairway.names import Subject
 from fairway.runtime.disk import TEMPORARY
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import ScheduleCall, SimDisk
+from fairway.simulation.disk import ScheduleCall, SimDisk
 from fairway.storage import action_log, checkpoint, index_file, message_log
 from fairway.storage.action_log import unpack
 from fairway.storage.consume_log import ConsumeLogEntry

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from fairway.broker.broker_copy import BrokerCopy, CopyOptions, CopyRuntime
 from fairway.broker.server import BrokerOptions
 from fairway.limits import KIB
-from fairway.registry.simulated_client import SimRegistry
-from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
 from fairway.runtime.clock import SimClock
-from fairway.runtime.simulated.disk import SimDisk
-from fairway.runtime.simulated.simulation import Simulation
 from fairway.runtime.threads import SimRunner
+from fairway.simulation.disk import SimDisk
+from fairway.simulation.registry import SimEnsemble, SimulatedFaults
+from fairway.simulation.registry_client import SimRegistry
+from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 from tests.simulation.broker_clients import PORT, Scene
 

@@ -21,14 +21,14 @@ from typing import Any, ClassVar, Protocol
 
 from fairway.errors import FairwayError
 from fairway.limits import KIB
-from fairway.registry.simulated_registry import SimulatedFaults
 from fairway.replication.copies import CopyOptions
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
-from fairway.runtime.simulated.disk import SimulatedPowerCut
-from fairway.runtime.simulated.loop import SimulationFailed
-from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.disk import SimulatedPowerCut
+from fairway.simulation.loop import SimulationFailed
+from fairway.simulation.registry import SimulatedFaults
+from fairway.simulation.simulation import Simulation
+from fairway.simulation.wire import Conditions
 from tests.simulation.broker_clients import Mood
 from tests.simulation.broker_truth import Breach, Promise
 from tests.simulation.cluster_trouble import Incident, Trouble

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fairway.names import Subject
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import checkpoint, index_file, message_log, record, segment
 from fairway.storage.message_log import StoredBatch
 from fairway.storage.store import Store

@@ -17,10 +17,10 @@ from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, 
 from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
-from fairway.registry.simulated_client import SimRegistry
 from fairway.replication.copies import CopyOptions, CopyRuntime
-from fairway.runtime.simulated.files import Volume
 from fairway.runtime.threads import SimRunner
+from fairway.simulation.files import Volume
+from fairway.simulation.registry_client import SimRegistry
 from tests.unit.delay.cluster import SESSION_MS, Cluster
 from tests.unit.delay.scene import PORT, STORE, SUBJECT
 

@@ -13,7 +13,7 @@ from typing import Any
 from fairway.batch import checksum
 from fairway.errors import DiskFull, StorageFault
 from fairway.runtime.disk import parent
-from fairway.runtime.simulated.disk import SimDisk, SimFile
+from fairway.simulation.disk import SimDisk, SimFile
 from fairway.storage import record, recovery, replicated_store, store
 from fairway.storage.checkpoint import LogMark
 from fairway.storage.dedupe import DedupeWindow

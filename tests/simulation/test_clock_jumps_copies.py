@@ -8,7 +8,7 @@ import random
 import pytest
 
 from fairway.runtime.clock import SimClock
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import log as logs
 from fairway.storage.log import Log
 from fairway.storage.store import Store

@@ -13,7 +13,7 @@ from fairway.broker.groups import Groups
 from fairway.group_events import ActionKind
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import action_log, checkpoint, reset_replica, segment
 from fairway.storage.action_log import Action
 from fairway.storage.record import RecordKind

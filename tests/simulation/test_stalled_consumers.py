@@ -14,7 +14,7 @@ import fairway.aio
 from fairway.groups import GroupConfig
 from fairway.groups.config import Order
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.wire import Conditions
 from tests.simulation.stalled_consumers import Judge, connect
 from tests.unit.broker.scene import BROKER, GROUP, PORT, SUBJECT, Scene
 

@@ -21,7 +21,7 @@ class Process:
     """One server; it is ready when it has said where."""
 
     def __init__(self, *command: str) -> None:
-        self._command = [sys.executable, "-m", "fairway.cli.main", *command, "--port", "0"]
+        self._command = [sys.executable, "-m", "fairway", *command, "--port", "0"]
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

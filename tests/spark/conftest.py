@@ -39,7 +39,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fairway.cli.main", "up", "--data", str(self._data), "--port", self._port]
+        command = [sys.executable, "-m", "fairway", "up", "--data", str(self._data), "--port", self._port]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         found = re.search(r"fairway://[\d.]+:(\d+)", self._process.stdout.readline())

@@ -318,7 +318,7 @@ def test_real_run_that_is_killed_in_a_compaction(spark: SparkSession, url: str, 
 
 
 def _kill_when(path: Path, url: str, is_time: Callable[[], bool]) -> None:
-    command = [sys.executable, "-m", "fairway.cli.main", "pipeline", "archive", "repair.kill.*", "--path", str(path)]
+    command = [sys.executable, "-m", "fairway", "pipeline", "archive", "repair.kill.*", "--path", str(path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     driver = subprocess.Popen(
         [*command, "--once", "--url", url, "--master", "local[1]", "--json"],

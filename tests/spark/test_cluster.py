@@ -132,7 +132,7 @@ def test_archive_is_exact_through_lost_executors(
 ) -> None:
     path, sent = str(tmp_path / "archive"), 200
     send(client, "lost.one", sent)
-    command = [sys.executable, "-m", "fairway.cli.main", "pipeline", "archive", "lost.one", "--path", path]
+    command = [sys.executable, "-m", "fairway", "pipeline", "archive", "lost.one", "--path", path]
     flags = ["--interval-s", "0", "--url", url, "--master", cluster.url, "--json"]
     drivers.append(subprocess.Popen([*command, *flags], env=ENVIRONMENT, text=True, start_new_session=True))
     end = time.monotonic() + WAIT_S

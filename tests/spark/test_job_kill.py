@@ -34,7 +34,7 @@ def own(tmp_path: Path) -> Iterator[Server]:
 
 def job(*arguments: str) -> subprocess.Popen[str]:
     """`fairway pipeline ...`, in a session of its own, so that it is killed with all its children."""
-    command = [sys.executable, "-m", "fairway.cli.main", "pipeline", *arguments, "--master", "local[1]", "--json"]
+    command = [sys.executable, "-m", "fairway", "pipeline", *arguments, "--master", "local[1]", "--json"]
     environment = {**os.environ, "JDK_JAVA_OPTIONS": _JAVA, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, start_new_session=True
@@ -76,7 +76,7 @@ def test_killed_drivers_and_brokers_leave_no_trace(spark: SparkSession, own: Ser
 
 
 def test_command_line_says_what_is_wrong_in_one_line(url: str) -> None:
-    command = [sys.executable, "-m", "fairway.cli.main", "pipeline"]
+    command = [sys.executable, "-m", "fairway", "pipeline"]
     environment = {**os.environ, "FAIRWAY_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
     shown = subprocess.run([*command, "archive", "--help"], capture_output=True, text=True, env=environment, check=True)
     assert "fairway pipeline archive" in shown.stdout

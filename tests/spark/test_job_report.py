@@ -34,7 +34,7 @@ class Served(NamedTuple):
 
 @contextmanager
 def serving(verb: str, data: Path) -> Iterator[Served]:
-    with Child("fairway.cli.main", verb, "--data", str(data), "--port", "0", "--http-port", "0") as child:
+    with Child("fairway", verb, "--data", str(data), "--port", "0", "--http-port", "0") as child:
         ready = re.search(r"(fairway://[\d.:]+).*(http://[\d.:]+)", child.line(timeout_s=WAIT_S) or "")
         assert ready
         yield Served(ready[1], f"{ready[2]}/metrics")

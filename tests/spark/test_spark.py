@@ -96,7 +96,7 @@ def test_stream_copies_everything_once(spark: SparkSession, client: Client, url:
     assert payloads(load(spark, url, "jvm.to")) == list(range(2_000))
     assert client.describe("jvm.from", "copier").subjects[0].groups[0].lag == 0
     lag = subprocess.run(
-        [sys.executable, "-m", "fairway.cli.main", "lag", "--url", url], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "fairway", "lag", "--url", url], capture_output=True, text=True, check=True
     )
     assert "copier" in lag.stdout
     send(client, "jvm.from", 500, 2_000)

@@ -43,7 +43,7 @@ class Up:
         self.url = ""
 
     def start(self) -> None:
-        self._child = Child("fairway.cli.main", "up", "--data", str(self._data), "--port", str(self._port))
+        self._child = Child("fairway", "up", "--data", str(self._data), "--port", str(self._port))
         ready = re.search(r"fairway://[\d.]+:(\d+)", self._child.line(timeout_s=READY_S) or "")
         assert ready
         self._port, self.url = int(ready[1]), ready[0]

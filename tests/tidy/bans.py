@@ -1,8 +1,8 @@
 """What product code must not reach for, and what nobody here may.
 
 Outside `runtime`, time, files, sockets, threads, processes and entropy come in as parameters (the design's "Layout" and
-"Simulation"). The cli and the Spark jobs may touch the user's own files, since a user names them: `open`, `pathlib`,
-`shutil`, `tempfile`, `glob`. For anything else they go through `runtime` like everybody.
+"Simulation"). The cli, its demos and the Spark jobs may touch the user's own files, since a user names them: `open`,
+`pathlib`, `shutil`, `tempfile`, `glob`. For anything else they go through `runtime` like everybody.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CODE_FROM_TEXT = frozenset({"eval", "exec", "compile", "__import__"})
 
 
 def touches_users_files(source: Source) -> bool:
-    return source.package == "cli" or source.module.startswith("fairway.spark.jobs")
+    return source.package in {"cli", "demo"} or source.module.startswith("fairway.spark.jobs")
 
 
 def machine(sources: Iterable[Source]) -> Iterator[Finding]:

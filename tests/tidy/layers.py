@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "runtime": _VALUES,
     "batch": _VALUES | {"runtime"},
     **dict.fromkeys(_PARTS, _GROUND),
+    "simulation": _GROUND | {"registry"},  # of the ports: what they mean, and nothing that stands on them
     **dict.fromkeys(_ALIKE, _GROUND | _PARTS),
     **dict.fromkeys(_SHARED, _GROUND | _PARTS | _ALIKE),
     **dict.fromkeys(_SERVERS, _GROUND | _PARTS | _ALIKE | _SHARED),
@@ -35,8 +36,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sql": _GROUND | _PARTS | _ALIKE | {"client", "career"},  # outbox, inbox, fences: what stands on a user's database
     "career": _GROUND | _PARTS | _ALIKE,  # elections; it sends nothing itself
     **dict.fromkeys(_SURFACE, _GROUND | _PARTS | _ALIKE | {"client", "career"}),
-    "testing": _GROUND | _PARTS | _ALIKE | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
+    "testing": _GROUND
+    | _PARTS
+    | _ALIKE
+    | _SERVERS
+    | _SHARED
+    | _SURFACE
+    | {"client", "spark", "sql", "career", "simulation"},
     "pytest_plugin": frozenset({"testing"}),
+    "__main__": frozenset({"", "runtime", "cli", "demo"}),  # which verbs there are
+    "demo": _GROUND | _PARTS | _SURFACE | {"client", "cli"},
     "cli": _GROUND | _PARTS | _ALIKE | _SERVERS | _SHARED | _SURFACE | {"client", "spark", "sql", "career"},
 }
 

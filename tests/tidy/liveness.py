@@ -10,17 +10,17 @@ from tests.tidy.source import Finding, Source
 ENTRY_POINTS: dict[str, str] = {
     "fairway": "the public surface",
     "fairway.aio": "the same for asyncio",
-    "fairway.cli.main": "the command line, also as `python -m fairway.cli.main`",
-    "fairway_cli": "the console script",
+    "fairway.__main__": "the command line: `python -m fairway`",
+    "fairway_cli": "the console script `fairway`",
     "fairway.testing": "for tests of users' programs",
     "fairway.spark": "for Spark programs",
     "pyspark_fairway": "what Spark finds by its name",
     "pyspark_fairway_delayed": "the same for what is pending",
     "pyspark_fairway_events": "the same for events",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
-    "fairway.runtime.simulated.simulation": "loop, clock, net and chance: what tests run a whole cluster on",
-    "fairway.runtime.simulated.disk": "the simulated disk, for the same",
-    "fairway.registry.simulated_registry": "the simulated registry, for the same",
+    "fairway.simulation.simulation": "loop, clock, net and chance: what tests run a whole cluster on",
+    "fairway.simulation.disk": "the simulated disk, for the same",
+    "fairway.simulation.registry": "the simulated registry, for the same",
 }
 
 

@@ -1,13 +1,11 @@
-"""The command line: one module for each family of verbs.
+"""The command line: one module for each family of verbs. `fairway.__main__` lists them.
 
-- `main` is the entry point and lists the verbs.
 - `settings` resolves flags, environment and `fairway.toml`, and adds the options of servers to verbs.
 - `connections` adds the options that verbs share, and asks brokers and meta servers; `arguments` reads times.
 - `output` prints tables, JSON, errors and the log of a server.
 - Servers: `broker`, `delay_server`, `meta`, `replica_server` (one copy of a group), `promote`.
 - Messages: `produce`, `consume`, `dead`, `delay`, `spool`, `outbox`, `trace` (with `trace_search`, `trace_timeline`).
 - Administration: `subject`, `group_admin`, `cluster`, `top`, `doctor`, `bench`, `directory`, `pipeline`.
-- `demo` holds the shows of `fairway demo`.
 
 Verbs import everything heavy when they run, so that `fairway --help` answers at once. Exit status: 0 ok, 1 failed,
 2 usage, 3 unreachable, 4 found damage or imbalance.

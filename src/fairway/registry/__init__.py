@@ -10,10 +10,9 @@
     tree                 the rules of the tree, in memory; no I/O
     session_leases       how long sessions live, for clients and for servers
     watches              the watches of one session
-    simulated_registry   a registry on virtual time, with faults, for tests
-    simulated_client     its client
 
 A caller opens a registry, reads and changes nodes with compare-and-set, and sets watches. An implementation asks `tree`
-what a change does, stores the change, applies it, and calls the watches. `fairway.lookup.registries` has one more
-implementation: the registry of a meta server, over the wire.
+what a change does, stores the change, applies it, and calls the watches. Two more implementations lie elsewhere:
+`fairway.lookup.registries` has the registry of a meta server, over the wire, and `fairway.simulation.registry` one on
+virtual time, with faults, for tests.
 """

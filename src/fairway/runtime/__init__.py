@@ -3,13 +3,12 @@
 Outside this package, product code takes time, files, sockets, threads, processes and entropy as parameters. The command
 line and the Spark jobs may also open files that their user names.
 
-Ports, each with a real and a simulated implementation:
+Ports, each with a real implementation here and a simulated one in `fairway.simulation`:
 
     clock                wall and monotonic time, and a timekeeper that distrusts jumps
     disk                 the port of the storage engine to a file system
     net                  connections as asyncio transports, and TCP
     rng                  entropy, or one seed
-    simulated/           loop, disk, net and chance from one seed
 
 The real disk:
 

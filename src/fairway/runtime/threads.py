@@ -19,6 +19,7 @@ To wait at, between threads:
     Hub                a lock, and a wait for changes that several links bring
     Latch              opens once; threads, and tasks of any loop, wait at it
     ConditionVariable  a lock, and a wait for changes under it
+    thread_id          the number of the calling thread
 """
 
 from __future__ import annotations
@@ -208,6 +209,7 @@ class Bell:
         return heard
 
 
+thread_id = threading.get_ident
 Lock = threading.Lock  # for a few instructions at a time; never across a wait
 
 

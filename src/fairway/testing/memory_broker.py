@@ -1,6 +1,6 @@
 """A broker in memory, its clock, and its clients.
 
-The broker is the same code that `fairway up` runs, on the simulated disk and net of `fairway.runtime.simulated`. So
+The broker is the same code that `fairway up` runs, on the simulated disk and net of `fairway.simulation`. So
 retries, leases, dead letters, delayed messages and restarts are those of production, and the same seed gives the same
 run.
 
@@ -33,10 +33,10 @@ from fairway.errors import FairwayError, Misuse
 from fairway.limits import KIB, MIB
 from fairway.protocol import ConnectionOptions
 from fairway.runtime.loop_link import LoopLink
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
-from fairway.runtime.simulated.simulation import Simulation
 from fairway.scheduling import SchedulerOptions
 from fairway.serving.memory_plan import MemoryAccount
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from fairway.protocol.line import Line
     from fairway.runtime.clock import Clock
     from fairway.runtime.net import Net
-    from fairway.runtime.simulated.simulation import Simulation
     from fairway.runtime.threaded_link import Link
     from fairway.scheduling import Actor, Expiry, TurnResult
     from fairway.serving.delay_port import DelayRequest
     from fairway.serving.metrics import MetricsText
+    from fairway.simulation.simulation import Simulation
 
 
 FOR_EVER_S = 600.0  # virtual; longer than any lease, backoff or heartbeat that could end a wait by itself

@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def meta(directory: Path, port: int = 0) -> Child:
-    return Child("fairway.cli.main", "meta", "--registry", f"sqlite:{directory / 'registry'}", "--port", str(port))
+    return Child("fairway", "meta", "--registry", f"sqlite:{directory / 'registry'}", "--port", str(port))
 
 
 def _ready(child: Child) -> str:

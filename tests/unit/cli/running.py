@@ -21,7 +21,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 import fairway
-from fairway.cli.main import app
+from fairway.__main__ import app
 from fairway.runtime.process import Child
 from tests.tidy.source import ROOT
 
@@ -64,7 +64,7 @@ class Cli:
 @contextmanager
 def up(data: Path, *options: str) -> Iterator[tuple[Child, str]]:
     """`fairway up`, ready: the process and its URL."""
-    with Child("fairway.cli.main", "up", "--data", str(data), "--port", "0", *options) as child:
+    with Child("fairway", "up", "--data", str(data), "--port", "0", *options) as child:
         ready = re.search(r"ready at (fairway://[\d.]+:\d+)", child.line(timeout_s=READY_S) or "")
         assert ready
         yield child, ready[1]
@@ -74,7 +74,7 @@ def up(data: Path, *options: str) -> Iterator[tuple[Child, str]]:
 def spawn(url: str, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """The command as a process of its own, with pipes."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "fairway.cli.main", *arguments],
+        [sys.executable, "-m", "fairway", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,7 +99,7 @@ def on_terminal(url: str, *arguments: str, status: int = 0, columns: int = 200, 
         "COLUMNS": str(columns),
         **variables,
     }
-    command = [sys.executable, "-m", "fairway.cli.main", *arguments]
+    command = [sys.executable, "-m", "fairway", *arguments]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env={**os.environ, **variables}
     )

@@ -32,7 +32,7 @@ READY = re.compile(
 @contextmanager
 def running(data: Path, *options: str) -> Iterator[tuple[Child, int, str]]:
     """A broker that is ready: the process, its port, its pages."""
-    with Child("fairway.cli.main", "broker", "--data", str(data), "--port", "0", *options) as child:
+    with Child("fairway", "broker", "--data", str(data), "--port", "0", *options) as child:
         ready = READY.fullmatch(child.line(timeout_s=READY_S) or "")
         assert ready
         yield child, int(ready[1]), ready[2] or ""
@@ -40,7 +40,7 @@ def running(data: Path, *options: str) -> Iterator[tuple[Child, int, str]]:
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fairway.cli.main", "broker", *options],
+        [sys.executable, "-m", "fairway", "broker", *options],
         capture_output=True,
         text=True,
         check=False,

@@ -24,7 +24,7 @@ class Absent(StubServer):
 def test_a_copy_that_waits_for_its_registry_ends_when_it_is_told_to(tmp_path: Path) -> None:
     with Absent() as registry:
         where = ("--registry", f"meta://127.0.0.1:{registry.port}", "--group", "east")
-        with Child("fairway.cli.main", "broker", *where, "--data", str(tmp_path / "data"), "--port", "0") as child:
+        with Child("fairway", "broker", *where, "--data", str(tmp_path / "data"), "--port", "0") as child:
             assert registry.asked.wait(END_S)
             child.terminate()
             assert child.wait(timeout_s=END_S) == 0

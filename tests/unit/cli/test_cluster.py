@@ -31,7 +31,7 @@ def meta(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, str]]:
     """One that is ready, and the line that says so."""
     registry = tmp_path_factory.mktemp("meta") / "registry"
     arguments = ("meta", "--registry", f"sqlite:{registry}", "--port", "0", "--http-port", "0")
-    with Child("fairway.cli.main", *arguments) as child:
+    with Child("fairway", *arguments) as child:
         ready = child.line(timeout_s=READY_S) or ""
         found = re.search(r"ready at (meta://127\.0\.0\.1:\d+)", ready)
         assert found, ready

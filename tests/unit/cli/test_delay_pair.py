@@ -46,7 +46,7 @@ class Pair:
         return ("--registry", self.url, "--session-ms", SESSION_MS)
 
     def _start(self, *arguments: str) -> Child:
-        child = self._stack.enter_context(Child("fairway.cli.main", *arguments))
+        child = self._stack.enter_context(Child("fairway", *arguments))
         ready = child.line(timeout_s=READY_S)
         assert ready
         assert re.search(r"ready at \S*:\d+", ready)

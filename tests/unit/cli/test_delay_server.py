@@ -23,7 +23,7 @@ NOBODY = Cli("fairway://127.0.0.1:1")
 @contextmanager
 def running(*arguments: str) -> Iterator[tuple[Child, str]]:
     """A server that is ready, and the line that says so."""
-    with Child("fairway.cli.main", *arguments, "--port", "0") as child:
+    with Child("fairway", *arguments, "--port", "0") as child:
         ready = child.line(timeout_s=READY_S)
         assert ready
         yield child, ready

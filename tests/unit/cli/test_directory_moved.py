@@ -23,7 +23,7 @@ SENT_MAX = 20_000
 
 @contextmanager
 def _meta(data: Path, errors: Path) -> Iterator[Child]:
-    with Child("fairway.cli.main", "meta", "--registry", f"sqlite:{data}", "--port", "0", errors_to=errors) as child:
+    with Child("fairway", "meta", "--registry", f"sqlite:{data}", "--port", "0", errors_to=errors) as child:
         assert "ready at" in (child.line(timeout_s=READY_S) or "")
         yield child
 
@@ -31,7 +31,7 @@ def _meta(data: Path, errors: Path) -> Iterator[Child]:
 @contextmanager
 def _server(verb: str, data: Path, errors: Path) -> Iterator[tuple[Child, str]]:
     arguments = (verb, "--data", str(data), "--port", "0", "--low-water-mib", "64")
-    with Child("fairway.cli.main", *arguments, errors_to=errors) as child:
+    with Child("fairway", *arguments, errors_to=errors) as child:
         ready = re.search(r"ready at (fairway://[\d.]+:\d+)", child.line(timeout_s=READY_S) or "")
         assert ready
         yield child, ready[1]

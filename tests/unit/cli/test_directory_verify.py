@@ -20,8 +20,8 @@ from typer.testing import CliRunner, Result
 
 import fairway
 from fairway import __version__, batch
+from fairway.__main__ import app
 from fairway.batch import checksum
-from fairway.cli.main import app
 from fairway.errors import Code, DirectoryLocked, DiskFull, FairwayError, ReadOnlyDisk, Refused, WrongDirectory
 from fairway.group_events import ActionKind, GroupEvent
 from fairway.runtime.process import Child
@@ -174,7 +174,7 @@ def test_torn_tail_says_what_happens_next(data: Path) -> None:
 
 
 def test_it_runs_as_a_program(sound: Path) -> None:
-    command = [sys.executable, "-m", "fairway.cli.main", "verify", str(sound)]
+    command = [sys.executable, "-m", "fairway", "verify", str(sound)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT / "src")})
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("sound: ")
@@ -359,7 +359,7 @@ def test_disk_without_room_for_a_first_start(small_disk: Path) -> None:
 
 def test_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    with Child("fairway.cli.main", "demo", "log", "--writer", "--data", str(root)) as first:
+    with Child("fairway", "demo", "log", "--writer", "--data", str(root)) as first:
         assert first.line(timeout_s=30) == "0"
         with pytest.raises(DirectoryLocked, match=f"process {first.pid} is using it; stop it or choose another"):
             asyncio.run(_open_and_close(root))

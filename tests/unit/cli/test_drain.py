@@ -45,7 +45,7 @@ class Cluster:
         member = (
             () if name == "meta" else ("--group", name, "--data", str(self._root / name), "--session-ms", SESSION_MS)
         )
-        child = self._stack.enter_context(Child("fairway.cli.main", *verb, "--registry", registry, *port, *member))
+        child = self._stack.enter_context(Child("fairway", *verb, "--registry", registry, *port, *member))
         ready = child.line(timeout_s=READY_S)
         assert ready
         assert re.search(r"ready at \S*:\d+", ready)

@@ -29,7 +29,7 @@ def test_a_server_says_that_it_is_ready_on_stdout_and_everything_else_with_the_t
 
 def _outputs(data: Path) -> tuple[str, str]:
     """What a broker says on stdout and on stderr until it is told to end."""
-    command = [sys.executable, "-m", "fairway.cli.main", "broker", "--data", str(data), "--port", "0"]
+    command = [sys.executable, "-m", "fairway", "broker", "--data", str(data), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         ready = server.stdout.readline()
@@ -40,5 +40,5 @@ def _outputs(data: Path) -> tuple[str, str]:
 
 def test_a_server_that_does_not_start_answers_in_one_sentence_without_a_time(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
-    with Child("fairway.cli.main", "broker", "--data", str(tmp_path / "file"), "--port", "0") as child:
+    with Child("fairway", "broker", "--data", str(tmp_path / "file"), "--port", "0") as child:
         assert child.wait(timeout_s=60) != 0

@@ -43,7 +43,7 @@ def test_a_broker_with_a_delay_server(tmp_path: Path) -> None:
 
 
 def test_a_meta_server_and_its_registry(tmp_path: Path) -> None:
-    with Child("fairway.cli.main", "meta", "--registry", f"sqlite:{tmp_path}/meta", "--port", "0") as child:
+    with Child("fairway", "meta", "--registry", f"sqlite:{tmp_path}/meta", "--port", "0") as child:
         assert child.line(timeout_s=READY_S)
         assert (tmp_path / "meta" / "registry.sqlite-wal").exists()
         assert too_open(tmp_path / "meta") == []

@@ -92,7 +92,7 @@ def test_what_an_unreachable_server_is_said_to_need_starts_one_there(
     hint = re.search(r"`fairway ([^`]+)`", str(unreachable.value))
     assert hint
     monkeypatch.chdir(tmp_path)
-    with Child("fairway.cli.main", *shlex.split(hint[1])) as server:
+    with Child("fairway", *shlex.split(hint[1])) as server:
         assert f"ready at {url}" in (server.line(timeout_s=READY_S) or "")
         with fairway.connect(url):
             pass
@@ -108,7 +108,7 @@ def test_meta_says_one_port() -> None:
 
 def _answer(*arguments: str, is_weak: bool = False) -> tuple[int, str]:
     """Exit status and stderr of a process of its own; `is_weak`: without root's right to read everything."""
-    command = [sys.executable, "-m", "fairway.cli.main", *arguments]
+    command = [sys.executable, "-m", "fairway", *arguments]
     if is_weak and os.geteuid() == 0:
         if shutil.which("setpriv") is None:
             pytest.skip("root reads everything, and there is no setpriv to take that right away")

@@ -91,7 +91,7 @@ def test_names_are_cut_only_where_no_column_is_left_to_leave_out() -> None:
 def test_a_key_ends_it(cli: Cli, key: str) -> None:
     outer, inner = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "fairway.cli.main", "top", "--interval-s", "0.1"],
+        [sys.executable, "-m", "fairway", "top", "--interval-s", "0.1"],
         stdin=inner,
         stdout=inner,
         stderr=inner,

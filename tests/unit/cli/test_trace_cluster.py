@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         servers = {
             name: stack.enter_context(
                 Child(
-                    "fairway.cli.main", "delay", "serve", "--data", str(home / name), "--broker", brokers,
+                    "fairway", "delay", "serve", "--data", str(home / name), "--broker", brokers,
                     "--port", "0", "--http-port", "0",
                 )
             )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fairway.__main__ import app
 from fairway.cli import output
-from fairway.cli.main import app
 from fairway.errors import Misuse, NotSent, StorageFault, Unreachable
 from tests.tidy.source import ROOT
 from tests.unit.cli.running import Cli, up
@@ -35,7 +35,7 @@ VERBS = [
 BLOCKED = (
     "import sys\n"
     "sys.modules.update(dict.fromkeys(['numpy', 'pyarrow', 'prometheus_client', 'uvloop']))\n"
-    "from fairway.cli.main import main\n"
+    "from fairway.__main__ import main\n"
     "main()\n"
 )
 
@@ -67,7 +67,7 @@ def up_at(data: Path, url: str) -> subprocess.Popen[bytes]:
             self.wait(30)
 
     port = url.rpartition(":")[2]
-    command = [sys.executable, "-m", "fairway.cli.main", "up", "--data", str(data), "--port", port]
+    command = [sys.executable, "-m", "fairway", "up", "--data", str(data), "--port", port]
     return Ending(command, stdout=subprocess.DEVNULL, env={"PYTHONPATH": str(ROOT / "src")})
 
 
@@ -106,7 +106,7 @@ def test_the_core_install_is_enough_for_the_verbs_of_a_client(cli: Cli) -> None:
 
 def test_help_needs_no_server_and_no_table() -> None:
     program = (
-        "import sys, fairway.cli.main\n"
+        "import sys, fairway.__main__\n"
         "heavy = ('fairway.broker', 'fairway.storage', 'rich.live')\n"
         "sys.exit(', '.join(name for name in sys.modules if name.startswith(heavy)) or None)\n"
     )

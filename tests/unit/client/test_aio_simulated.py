@@ -11,7 +11,7 @@ import fairway
 import fairway.aio
 from fairway.client.core import ClientOptions
 from fairway.protocol.line import ReconnectOptions
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.wire import Conditions
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene
 
 URL = f"fairway://{BROKER}:{PORT}"

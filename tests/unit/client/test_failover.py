@@ -48,7 +48,7 @@ class Real:
         return self._start("broker", "--registry", self.url, "--session-ms", "2000", *flags), port
 
     def _start(self, *arguments: str) -> Child:
-        child = self._stack.enter_context(Child("fairway.cli.main", *arguments))
+        child = self._stack.enter_context(Child("fairway", *arguments))
         assert child.line(timeout_s=READY_S)
         return child
 

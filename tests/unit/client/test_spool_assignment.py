@@ -20,7 +20,7 @@ from fairway.protocol.messages import Produced
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 
 ROOM = 16
 

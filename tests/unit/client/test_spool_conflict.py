@@ -17,7 +17,7 @@ from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 
 KEY = bytes(range(16))
 STORED = Answer(Produced(0, 1, 0, False, 1))

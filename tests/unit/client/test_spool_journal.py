@@ -17,7 +17,7 @@ from fairway.errors import DiskFull, StorageFault
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 
 NUMBER = 0xFA12
 SEGMENT_BYTES = 2_000

@@ -24,7 +24,7 @@ from fairway.runtime.clock import RealClock
 from fairway.runtime.disk import Completion
 from fairway.runtime.rng import RealRng, SeededRng
 from fairway.runtime.shared_directory import SharedDirectory
-from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.simulation.disk import SimulatedPowerCut
 from tests.unit.client.test_spool_journal import NUMBER, SEGMENT_BYTES, Stage
 
 STREAM = 7

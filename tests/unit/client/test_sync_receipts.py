@@ -36,7 +36,7 @@ class DelayServer:
 
     def start(self) -> None:
         flags = ("--data", str(self._data), "--port", str(self.port), "--broker", f"127.0.0.1:{self._broker.port}")
-        self._child = Child("fairway.cli.main", "delay", "serve", *flags)
+        self._child = Child("fairway", "delay", "serve", *flags)
         assert re.search(r"ready at", self._child.line(timeout_s=READY_S) or "")
 
     def kill(self) -> None:

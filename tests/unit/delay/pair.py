@@ -18,7 +18,7 @@ from fairway.delay.replica.install import Disks
 from fairway.delay.replica.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
 from fairway.runtime.clock import SimClock
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import directory, record, truncation
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store

@@ -18,7 +18,7 @@ from fairway.protocol.replication_messages import Fetched, TakeSnapshot
 from fairway.replication.connection import ResponseFuture
 from fairway.replication.peer import ReplicaQuestion
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import directory
 from fairway.storage.directory import DirectoryIdentity
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, World

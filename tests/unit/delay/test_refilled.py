@@ -11,7 +11,7 @@ import pytest
 from fairway.delay.replica import install
 from fairway.errors import Refused
 from fairway.protocol.replication_messages import Follow, Followed, Snapshot, TakeSnapshot
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from tests.support.client import Client
 from tests.unit.delay.cluster import Cluster, in_cluster
 from tests.unit.delay.scene import PORT, Machine

@@ -12,7 +12,7 @@ from fairway.batch import checksum
 from fairway.delay.replica import install
 from fairway.errors import Misuse, WrongDirectory
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import directory
 from fairway.storage.survey import survey
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS

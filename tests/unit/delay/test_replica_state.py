@@ -11,7 +11,7 @@ import pytest
 from fairway.delay.engine import Engine
 from fairway.delay.pending_messages import Filter
 from fairway.errors import Code, Misuse, Refused, WrongDirectory
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
 from tests.unit.delay.pair import LOGS, Pair, Side
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Configure, Configured, Removed, RemoveGroup
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage.store import StoreOptions
 from tests.support.client import Client, Stream
 from tests.unit.meta.scene import Scene

@@ -14,7 +14,7 @@ from fairway.limits import MIB
 from fairway.protocol.route_messages import ClientRole, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage.store import StoreOptions
 from tests.support.client import Client
 from tests.unit.meta.scene import Scene, staged

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from fairway.registry.port import Registry
-from fairway.registry.simulated_registry import SimEnsemble
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.registry.zookeeper import ZooKeeperRegistry
-from fairway.runtime.simulated.simulation import Simulation
+from fairway.simulation.registry import SimEnsemble
+from fairway.simulation.simulation import Simulation
 from tests.support import zookeeper
 
 SESSION_MS = 2_000

@@ -14,11 +14,11 @@ import pytest
 
 from fairway.registry.port import RegistryError, SessionState
 from fairway.registry.session_leases import Certainty
-from fairway.registry.simulated_client import SimRegistry
-from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.registry import SimEnsemble, SimulatedFaults
+from fairway.simulation.registry_client import SimRegistry
+from fairway.simulation.simulation import Simulation
+from fairway.simulation.wire import Conditions
 
 SESSION_MS = 4_000
 TROUBLE_S = 60.0

@@ -10,11 +10,11 @@ import pytest
 from fairway.errors import WrongDirectory
 from fairway.registry.layout import RegisteredCopy, members_path
 from fairway.registry.port import Node, RegistryError
-from fairway.registry.simulated_client import SimRegistry
-from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
 from fairway.replication.leadership import living
 from fairway.replication.registration import CopyRegistration
-from fairway.runtime.simulated.simulation import Simulation, simulate
+from fairway.simulation.registry import SimEnsemble, SimulatedFaults
+from fairway.simulation.registry_client import SimRegistry
+from fairway.simulation.simulation import Simulation, simulate
 
 GROUP = "g"
 SESSION_MS = 1_000

@@ -12,10 +12,10 @@ from fairway.batch.identity import SECRET_BYTES, VERIFIER_BYTES, copy_verifier_o
 from fairway.errors import Code, Refused
 from fairway.protocol.replication_messages import Follow
 from fairway.registry.layout import RegisteredCopy, member_path, pack, unpack
-from fairway.registry.simulated_registry import SimEnsemble
 from fairway.replication.registration import RegisteredCopies
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.simulation import Simulation, simulate
+from fairway.simulation.registry import SimEnsemble
+from fairway.simulation.simulation import Simulation, simulate
 
 GROUP, COPY, OTHER = "g", "00000000000000b2", "00000000000000c3"
 SECRET, NEXT = b"s" * SECRET_BYTES, b"n" * SECRET_BYTES

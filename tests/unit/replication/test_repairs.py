@@ -21,7 +21,7 @@ from fairway.replication.repairs import Repairs, ReplicationCounters
 from fairway.runtime.clock import RealClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import record
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store

@@ -14,7 +14,7 @@ from fairway.runtime.directory_writer import InlineCommits
 from fairway.runtime.disk import Completion, Disk
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from tests.unit.runtime.inline_commits import AlwaysInline, NeverInline
 from tests.unit.runtime.timers import Timers
 

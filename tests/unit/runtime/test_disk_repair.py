@@ -10,7 +10,7 @@ import pytest
 from fairway.errors import DiskFull, Misuse
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from tests.unit.runtime.test_disk_contract import Bench, RealBench, SimBench
 from tests.unit.runtime.timers import Timers
 

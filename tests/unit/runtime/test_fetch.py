@@ -14,7 +14,7 @@ from fairway.errors import Misuse, StorageFault
 from fairway.runtime.disk import FETCHES_MAX, READERS, Disk
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import Latency, SimDisk
+from fairway.simulation.disk import Latency, SimDisk
 from tests.unit.runtime.test_disk_contract import WAIT_S, Answers, Bench, RealBench, SimBench
 from tests.unit.runtime.timers import Timers
 

@@ -9,7 +9,7 @@ import pytest
 from fairway.errors import DiskFull, StorageFault
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from tests.unit.runtime.timers import Timers
 
 SEEDS = range(30)

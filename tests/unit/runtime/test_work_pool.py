@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.simulation import Simulation
 from fairway.runtime.threads import SimPool, ThreadPool
+from fairway.simulation.simulation import Simulation
 
 
 def test_the_loop_goes_on_while_a_job_runs_and_done_comes_back_to_it() -> None:

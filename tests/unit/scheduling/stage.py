@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fairway.errors import Refused
 from fairway.runtime.clock import SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import ExceptionContext, SimLoop
 from fairway.scheduling import Account, Actor, Expiry, RunOrder, Scheduler, SchedulerOptions, TurnResult
+from fairway.simulation.loop import ExceptionContext, SimLoop
 
 FAR_NS = 1 << 60
 

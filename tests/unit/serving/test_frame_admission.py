@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from fairway import limits
 from fairway.limits import KIB, MIB
-from fairway.runtime.simulated.simulation import Simulation, simulate
 from fairway.serving.frame_admission import CROWDED, OLDEST, OVERDUE, STALLED, FrameAdmission
+from fairway.simulation.simulation import Simulation, simulate
 
 ROOM = 8 * MIB
 STALL_S = limits.FRAME_STALL_MS / 1_000

@@ -18,10 +18,10 @@ from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived,
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned
 from fairway.runtime.buffers import LazyBuffer
-from fairway.runtime.simulated.disk import SimDisk
 from fairway.scheduling import SchedulerOptions
 from fairway.serving.read_throttle import ReadThrottle
 from fairway.serving.session import ServerSession
+from fairway.simulation.disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream
 from tests.support.raw import PING, Raw, beginning_of_a_frame
 from tests.unit.broker.scene import BROKER, PORT, Scene, options_of, staged, staged_with

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from fairway.cli.main import app
+from fairway.__main__ import app
 from fairway.sql import Outbox
 from tests.support.outboxes import TABLE, Up, payloads, rows
 from tests.unit.client.broker import run_program
@@ -100,7 +100,7 @@ def test_mistakes(database: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["import fairway.sql", "from fairway.cli.main import app; app(['outbox', 'relay', '--database', 'x'])"]
+    "source", ["import fairway.sql", "from fairway.__main__ import app; app(['outbox', 'relay', '--database', 'x'])"]
 )
 def test_without_sqlalchemy_it_says_what_to_install(source: str) -> None:
     run = run_program(f"import sys; sys.modules['sqlalchemy'] = None; {source}")

@@ -11,7 +11,7 @@ from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
 from fairway.limits import KIB
 from fairway.names import Subject
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import checkpoint, segment
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
 from fairway.storage.directory import DirectoryIdentity

@@ -17,7 +17,7 @@ from fairway.names import Subject
 from fairway.runtime.clock import RealClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import RealRng, SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import index_file
 from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.store import Store, StoreOptions

@@ -15,7 +15,7 @@ import pytest
 from fairway.limits import KIB
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import action_log, message_log, record, recovery, segment
 from fairway.storage.record import Record
 from fairway.storage.recovery import DamageVerdict, Finding, Judgement, LogRecovery

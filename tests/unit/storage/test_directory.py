@@ -12,7 +12,7 @@ from fairway.errors import DirectoryLocked, WrongDirectory
 from fairway.runtime.clock import RealClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import RealRng, SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import directory
 from fairway.storage.directory import IDENTITY, DirectoryIdentity
 from fairway.storage.store import Store

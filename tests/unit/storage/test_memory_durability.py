@@ -9,7 +9,7 @@ import pytest
 from fairway import limits
 from fairway.errors import Code, Refused, StorageFault
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage.flusher import Durability, Flusher
 from fairway.storage.subjects import SubjectTable
 from tests.unit.runtime.timers import Timers

@@ -9,7 +9,7 @@ import pytest
 from fairway.batch import checksum
 from fairway.errors import WrongDirectory
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import record, segment
 from fairway.storage.record import RecordHeader, RecordKind
 from fairway.storage.recovery import DamageVerdict, LogRecovery

@@ -12,7 +12,7 @@ from fairway import batch
 from fairway.errors import Refused, StorageFault
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import index_file, record
 from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.open_store import open_directory

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fairway.errors import Code, DiskFull, Refused, RemoteProtocolError
-from fairway.runtime.simulated.disk import SimDisk, SimulatedPowerCut
+from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import segment
 from fairway.storage.recovery import DamageVerdict, witness_name
 from fairway.storage.survey import survey

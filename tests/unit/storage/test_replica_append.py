@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from fairway.errors import DiskFull, Misuse, RemoteProtocolError, WrongDirectory
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import record, segment
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability, Flusher

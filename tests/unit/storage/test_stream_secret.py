@@ -12,7 +12,7 @@ from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, StoredRange
 from fairway.limits import KIB
 from fairway.names import Subject
-from fairway.runtime.simulated.disk import SimDisk
+from fairway.simulation.disk import SimDisk
 from fairway.storage import consume_log, segment
 from fairway.storage.dedupe import DedupeWindow, PlaceTaken
 from fairway.storage.index_file import ENTRY_BYTES

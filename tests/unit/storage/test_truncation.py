@@ -8,7 +8,7 @@ import pytest
 
 from fairway.errors import Misuse, WrongDirectory
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import SimulatedPowerCut
+from fairway.simulation.disk import SimulatedPowerCut
 from fairway.storage import catch_up, directory, reset_replica, truncation
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import DamageVerdict

@@ -80,7 +80,7 @@ class DemoServer:
         """Start the process; `await_ready` waits until it is ready."""
         from fairway.runtime.process import Child
 
-        self._child = Child("fairway.cli.main", *self._arguments, errors_to=self._log)
+        self._child = Child("fairway", *self._arguments, errors_to=self._log)
         self.lives += 1
 
     def await_ready(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.cli.demo.cluster import Traffic
+from fairway.demo.cluster import Traffic
 from fairway.runtime.process import Child
 from tests.unit.cli.running import Cli, up
 
@@ -58,7 +58,7 @@ def test_without_java_it_says_what_is_missing() -> None:
 
 @pytest.mark.slow
 def test_a_cluster_loses_nothing_although_a_master_is_killed_and_nothing_stays_behind(tmp_path: Path) -> None:
-    with Child("fairway.cli.main", "demo", "cluster", "--seconds", "16", "--data", str(tmp_path / "data")) as show:
+    with Child("fairway", "demo", "cluster", "--seconds", "16", "--data", str(tmp_path / "data")) as show:
         processes = re.findall(r"[\w-]+ (\d+)", said(show, "processes:"))
         assert len(processes) == 9
         assert "which leads g1" in said(show, "kill -9 ")
@@ -72,7 +72,7 @@ def test_a_cluster_loses_nothing_although_a_master_is_killed_and_nothing_stays_b
 
 @pytest.mark.slow
 def test_it_ends_when_it_is_told_to_and_removes_what_it_made() -> None:
-    with Child("fairway.cli.main", "demo", "cluster") as show:
+    with Child("fairway", "demo", "cluster") as show:
         processes = re.findall(r"[\w-]+ (\d+)", said(show, "processes:"))
         command = Path("/proc", processes[3], "cmdline").read_bytes().split(b"\0")
         directory = Path(command[command.index(b"--data") + 1].decode())

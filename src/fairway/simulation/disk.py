@@ -28,7 +28,7 @@ from fairway.runtime.disk import (
     readable,
 )
 from fairway.runtime.rng import Rng
-from fairway.runtime.simulated.files import Countdown, Cut, Directory, Inode, Volume, Write, draw_chance
+from fairway.simulation.files import Countdown, Cut, Directory, Inode, Volume, Write, draw_chance
 
 ScheduleCall: TypeAlias = Callable[..., object]  # (seconds, callback, *args), as a loop's call_later
 _Steps: TypeAlias = Generator[None, None, None]

@@ -20,7 +20,7 @@ WAIT_S = 120
 
 def _start(*arguments: str, temporary: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "fairway.cli.main", "demo", *arguments],
+        [sys.executable, "-u", "-m", "fairway", "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

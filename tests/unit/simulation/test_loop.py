@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fairway.errors import Misuse
 from fairway.runtime.clock import SIMULATED_START_MS, SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import Deadlock, NotSimulated, SealedLoop, SimLoop, SimulationFailed, StepLimit
+from fairway.simulation.loop import Deadlock, NotSimulated, SealedLoop, SimLoop, SimulationFailed, StepLimit
 
 T = TypeVar("T")
 

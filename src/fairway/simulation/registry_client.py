@@ -17,11 +17,11 @@ from fairway.registry.session_leases import QUESTIONS_PER_SESSION, SILENCES_PER_
 from fairway.registry.tree import checked_path, checked_value, checked_version
 from fairway.registry.watches import SessionWatches, Watching
 from fairway.runtime.clock import Clock
-from fairway.runtime.simulated.loop import SimLoop
-from fairway.runtime.simulated.wire import SimulatedWire
+from fairway.simulation.loop import SimLoop
+from fairway.simulation.wire import SimulatedWire
 
 if TYPE_CHECKING:
-    from fairway.registry.simulated_registry import SimEnsemble
+    from fairway.simulation.registry import SimEnsemble
 
 _REDIAL_S = 0.1  # after a failed connection
 _NO_ANSWER = -1

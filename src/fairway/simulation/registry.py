@@ -31,11 +31,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fairway.errors import Misuse
 from fairway.registry.port import Node, RegistryError
 from fairway.registry.session_leases import SessionLeases
-from fairway.registry.simulated_client import SimRegistry, SimulatedConnection
 from fairway.registry.tree import NodeChange, Tree, changed, is_below, touched
 from fairway.runtime.clock import Clock, SimClock
-from fairway.runtime.simulated.simulation import Simulation
-from fairway.runtime.simulated.wire import Conditions, SimulatedRoute, SimulatedWire
+from fairway.simulation.registry_client import SimRegistry, SimulatedConnection
+from fairway.simulation.simulation import Simulation
+from fairway.simulation.wire import Conditions, SimulatedRoute, SimulatedWire
 
 SESSION_MS = 10_000
 TICK_MS = 500  # a session lasts at least two ticks

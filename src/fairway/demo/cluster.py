@@ -21,9 +21,9 @@ import typer
 
 from fairway.cli import cluster as cluster_verb
 from fairway.cli import connections, output
-from fairway.cli.demo import servers as servers_module
-from fairway.cli.demo.servers import AWAY_S, SESSION_MS, Cluster
 from fairway.cli.settings import CliOptions
+from fairway.demo import servers as servers_module
+from fairway.demo.servers import AWAY_S, SESSION_MS, Cluster
 from fairway.errors import FairwayError
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock

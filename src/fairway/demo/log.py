@@ -196,7 +196,7 @@ class _LogDemo:
         confirmed: set[int] = set()
         with (
             self._out.status("a child process appends batches of 100 messages, synced") as status,
-            Child("fairway.cli.main", "demo", "log", "--writer", "--data", str(self._root)) as child,
+            Child("fairway", "demo", "log", "--writer", "--data", str(self._root)) as child,
         ):
             while len(confirmed) < enough:
                 line = child.line(timeout_s=_SILENCE_S)

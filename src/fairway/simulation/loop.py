@@ -28,7 +28,6 @@ import hashlib
 import heapq
 import math
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
@@ -38,6 +37,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.rng import SeededRng
+from fairway.runtime.threads import thread_id
 
 EVENTS_AT_ONCE = 256  # hashed together: to hash each alone costs as much again as to record it
 RECENT_EVENTS = 16  # kept for error messages: enough to see the cycle that a run is caught in
@@ -267,7 +267,7 @@ class SimLoop(SealedLoop):
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        if self._thread not in (None, threading.get_ident()):
+        if self._thread not in (None, thread_id()):
             raise NotSimulated("call_soon_threadsafe() from another thread: a simulation has one thread")
         return self.call_soon(callback, *args, context=context)
 
@@ -351,7 +351,7 @@ class SimLoop(SealedLoop):
             gc.disable()  # finalizers run product code: at steps that the seed decides, not when memory happens to fill
             sys.set_asyncgen_hooks(self._generator_started, self._generator_dropped)
             asyncio._set_running_loop(self)
-            self._thread = threading.get_ident()
+            self._thread = thread_id()
             while not self._stopping:
                 self._run_ready()
         finally:

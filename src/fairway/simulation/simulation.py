@@ -14,9 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from fairway.runtime.clock import SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import SimLoop, TraceListener
-from fairway.runtime.simulated.net import SimNet
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.loop import SimLoop, TraceListener
+from fairway.simulation.net import SimNet
+from fairway.simulation.wire import Conditions
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fairway.errors import CannotListen, InvariantViolated, Misuse, Unreachable
 from fairway.limits import KIB
-from fairway.runtime.simulated.loop import Deadlock
-from fairway.runtime.simulated.net import CONNECT_S_MAX, UNSENT_BYTES_MAX, SimNet
-from fairway.runtime.simulated.simulation import Simulation, simulate
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.loop import Deadlock
+from fairway.simulation.net import CONNECT_S_MAX, UNSENT_BYTES_MAX, SimNet
+from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation.wire import Conditions
 from tests.unit.runtime.recorder import Door, Recorder, until
 
 PORT = 9_000

@@ -17,8 +17,8 @@ import typer
 
 from fairway.cli import output, top
 from fairway.cli.connections import describe
-from fairway.cli.demo import cluster, log
 from fairway.cli.top import GroupRow, RateMeter
+from fairway.demo import cluster, log
 from fairway.errors import FairwayError, StorageFault
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from fairway import Client
-    from fairway.cli.demo.shop import ShopGroupReport
     from fairway.client.bulk_send import PendingMany
+    from fairway.demo.shop import ShopGroupReport
     from fairway.runtime.process import Child
     from fairway.runtime.signals import Ending
 
@@ -73,7 +73,7 @@ def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = 
 @app.command("shop", hidden=True)
 def shop(url: str) -> None:
     """Run the three consumer groups of the demo."""
-    from fairway.cli.demo import shop
+    from fairway.demo import shop
 
     with output.failures("demo shop"):
         output.write_json_line(shop.run(url))
@@ -103,7 +103,7 @@ class _DemoBroker:
     def _start(self, port: str) -> None:
         from fairway.runtime.process import Child
 
-        self.child = Child("fairway.cli.main", "up", "--data", str(self._root), "--port", port)
+        self.child = Child("fairway", "up", "--data", str(self._root), "--port", port)
         ready = self.child.line(timeout_s=_START_S)
         if ready is None:
             raise StorageFault("the broker did not start: see its message above")
@@ -158,7 +158,7 @@ class _Demo:
         self._server = _DemoBroker(self._root)
         try:
             with (
-                Child("fairway.cli.main", "demo", "shop", self._server.url) as shop,
+                Child("fairway", "demo", "shop", self._server.url) as shop,
                 fairway.Client(self._server.url) as client,  # connects in the background: the broker may be dead by now
             ):
                 self._say_what_to_try()
@@ -202,7 +202,7 @@ class _Demo:
 
     def _send(self, client: Client, elapsed_s: float) -> None:
         """Send the orders that are due by now; those of a time without a broker follow when it is back."""
-        from fairway.cli.demo.shop import SUBJECT, order
+        from fairway.demo.shop import SUBJECT, order
 
         due = min(round(elapsed_s * _ORDERS_PER_S) - self._sent, _ORDERS_PER_S)
         if due > 0:
@@ -244,7 +244,7 @@ class _Demo:
 
     def _drain(self, client: Client) -> None:
         """Wait until all orders are stored and the quick groups have them, or until a timeout."""
-        from fairway.cli.demo.shop import GROUPS, MAILER
+        from fairway.demo.shop import GROUPS, MAILER
 
         end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
         while self._clock.monotonic_ns() < end_ns:
@@ -262,7 +262,7 @@ class _Demo:
     def _last_words(self, words: list[str]) -> dict[str, ShopGroupReport]:
         import msgspec
 
-        from fairway.cli.demo.shop import ShopGroupReport
+        from fairway.demo.shop import ShopGroupReport
 
         if not words:
             raise StorageFault("the shop has said nothing: see its message above")
@@ -271,7 +271,7 @@ class _Demo:
     def _sum_up(self, told: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
         from rich.text import Text
 
-        from fairway.cli.demo.shop import BILLING
+        from fairway.demo.shop import BILLING
 
         left = {row.group: row for row in rows}
         columns = ("orders>", "handled>", "retried>", "dead>", "still waiting>", "send to handler, median>", "99 %>")

@@ -17,7 +17,7 @@ from typing import TypeVarTuple
 from fairway.errors import Misuse
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import SimLoop
+from fairway.simulation.loop import SimLoop
 
 Ts = TypeVarTuple("Ts")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fairway.errors import DiskFull, Misuse, NoSuchFile, StorageFault
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.disk import Latency, SimDisk, SimFile, SimulatedPowerCut
-from fairway.runtime.simulated.files import SECTOR_BYTES, Cut, Inode, Write
+from fairway.simulation.disk import Latency, SimDisk, SimFile, SimulatedPowerCut
+from fairway.simulation.files import SECTOR_BYTES, Cut, Inode, Write
 from tests.unit.runtime.timers import Timers
 
 SEEDS = range(60)
@@ -547,7 +547,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_the_order_of_hashes_has_no_say() -> None:
-    code = "from tests.unit.runtime.test_simulated_disk import history; print(history(7))"
+    code = "from tests.unit.simulation.test_disk import history; print(history(7))"
     told = [
         subprocess.run(
             [sys.executable, "-c", code],

@@ -33,8 +33,8 @@ from fairway.limits import BATCH_RAW_BYTES_MAX, KIB
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.net import PORT_MAX, check_port
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.simulated.loop import SimLoop
-from fairway.runtime.simulated.wire import Conditions, SimulatedRoute, SimulatedWire
+from fairway.simulation.loop import SimLoop
+from fairway.simulation.wire import Conditions, SimulatedRoute, SimulatedWire
 
 P = TypeVar("P", bound=asyncio.Protocol)
 Dial: TypeAlias = "Callable[[SimHost, str, int, asyncio.Future[None]], SimTransport]"

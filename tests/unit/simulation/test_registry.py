@@ -11,10 +11,10 @@ import pytest
 
 from fairway.errors import Misuse
 from fairway.registry.port import AnswerLost, Node, SessionOver, SessionState
-from fairway.registry.simulated_client import SimRegistry
-from fairway.registry.simulated_registry import SimEnsemble, SimulatedFaults
-from fairway.runtime.simulated.simulation import Simulation, simulate
-from fairway.runtime.simulated.wire import Conditions
+from fairway.simulation.registry import SimEnsemble, SimulatedFaults
+from fairway.simulation.registry_client import SimRegistry
+from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation.wire import Conditions
 from tests.unit.registry.forms import until
 
 SESSION_MS = 6_000

@@ -1,4 +1,4 @@
-"""`fairway`: the entry point, and which verbs there are.
+"""`fairway`, `python -m fairway`: the entry point, and which verbs there are.
 
 The modules of the verbs import little more than typer; whatever they need is imported when they run.
 """
@@ -30,9 +30,9 @@ from fairway.cli import (
     subject,
     top,
 )
-from fairway.cli.demo import broker as demo
 from fairway.cli.directory import verify
 from fairway.cli.trace import trace
+from fairway.demo import broker as demo
 from fairway.runtime import terminal
 from fairway.runtime.service import EscapingFormatter
 

@@ -1,1 +1,0 @@
-"""The demonstrations: `fairway demo`, `fairway demo cluster`, `fairway demo log`."""

@@ -44,8 +44,8 @@ spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and
 
 check: $(READY) ## ruff, mypy strict, and the tidy rules
 	@echo "make check: ruff, mypy, tidy"
-	@$(py) -m ruff check --quiet src tests bench docs/images.py
-	@$(py) -m ruff format --quiet --check --diff src tests bench docs/images.py
+	@$(py) -m ruff check --quiet src tests bench docs/*.py
+	@$(py) -m ruff format --quiet --check --diff src tests bench docs/*.py
 	@$(py) -m mypy --no-error-summary
 	@$(py) -m pytest -q --no-header tests/test_tidy.py tests/tidy
 

@@ -174,15 +174,16 @@ def values_of(value: type) -> list[tuple[str, ...]]:
     told = documented(value)
     if issubclass(value, enum.Enum):
         return [(f"`{each.name}`", f"`{each.value!r}`", cell(told.get(each.name, ""))) for each in value]
-    if not has_values(value):
-        return []
+    found: list[tuple[str, object, Any]]
     if is_dataclass(value):
         found = [(each.name, each.default, each.default_factory) for each in fields(value) if each.init]
         nothing: object = MISSING
-    else:
+    elif issubclass(value, msgspec.Struct):
         found = [(each.name, each.default, each.default_factory) for each in msgspec.structs.fields(value)]
         nothing = msgspec.NODEFAULT
-    rows = []
+    else:
+        return []
+    rows: list[tuple[str, ...]] = []
     for name, default, factory in found:
         if name.startswith("_"):
             continue
@@ -203,7 +204,7 @@ def documented(value: type) -> dict[str, str]:
         lines = textwrap.dedent(inspect.getsource(each)).splitlines()
         body = next(node for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.ClassDef)).body
         for node, below in zip(body, [*body[1:], None], strict=True):
-            target = node.target if isinstance(node, ast.AnnAssign) else None
+            target: ast.expr | None = node.target if isinstance(node, ast.AnnAssign) else None
             if isinstance(node, ast.Assign):
                 target = node.targets[0]
             if not isinstance(target, ast.Name):

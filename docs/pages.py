@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterable
 
 NOTE = "<!-- written by docs/reference.py -->"
 
@@ -30,6 +31,6 @@ def joined(parts: list[str]) -> str:
     return "\n\n".join(each.strip("\n") for each in shown if each) + "\n"
 
 
-def table(*head: str, rows: list[tuple[str, ...]]) -> str:
+def table(*head: str, rows: Iterable[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return "\n".join([*lines, *(f"| {' | '.join(each)} |" for each in rows)])

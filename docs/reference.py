@@ -33,7 +33,7 @@ import fairway
 from docs import api
 from docs.pages import NOTE, cell, joined, table
 from fairway import errors
-from fairway.cli.main import app
+from fairway.__main__ import app
 from fairway.cli.settings import FILE_VARIABLE, SETTINGS
 from fairway.runtime.host import free_port
 from fairway.runtime.process import Child
@@ -232,7 +232,7 @@ def pages() -> list[tuple[str, str]]:
             http = free_port()
             arguments = (*words, "--port", "0", "--http-port", str(http))
             errors_to = Path(directory) / f"{words[0]}.err"
-            child = stack.enter_context(Child("fairway.cli.main", *arguments, errors_to=errors_to))
+            child = stack.enter_context(Child("fairway", *arguments, errors_to=errors_to))
             ready = child.line(timeout_s=START_S)
             if ready is None:
                 raise RuntimeError(f"{' '.join(words)}: {errors_to.read_text(encoding='utf-8')}")

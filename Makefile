@@ -36,6 +36,7 @@ test: check java databases ## check, then every test that is not marked slow  (A
 spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and killed drivers too
 	@echo "make spark: pytest, Spark"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m "slow or not slow" tests/spark \
+		"tests/test_docs.py::test_documentation_runs[docs/start/archive-to-a-table.md]" \
 		"tests/test_docs.py::test_documentation_runs[docs/how-to/spark.md]" \
 		"tests/test_docs.py::test_documentation_runs[docs/how-to/spark-jobs.md]" \
 		"tests/test_docs.py::test_documentation_runs[docs/how-to/trace.md]" \

@@ -8,6 +8,7 @@ A block that is a file is preceded by its name. It is written before anything ru
 
     <!-- file: shop.py -->                          no more than that
     <!-- file: test_shop.py -->                     pytest runs it
+    <!-- file: report.py, run after the commands --> it runs when all console lines have run
     <!-- file: hotel.py, until SIGTERM -->          it is started last, told to end when it has printed a line, and its
                                                     exit status must be 0
 
@@ -34,7 +35,7 @@ from fairway.runtime.process import Child
 from tests.tidy.source import ROOT
 
 _OPT_OUT = re.compile(r"<!--\s*not run:?\s*(?P<reason>.*?)\s*-->")
-_FILE = re.compile(r"<!--\s*file: (?P<name>\w+\.py)(?P<serves>, until SIGTERM)?\s*-->")
+_FILE = re.compile(r"<!--\s*file: (?P<name>\w+\.py)(?P<how>, until SIGTERM|, run after the commands)?\s*-->")
 _EXIT = re.compile(r"#\s*exit (?P<status>\d+)\s*$")
 _BESIDE = "<!-- beside a broker -->"
 _BROKER = "fairway://127.0.0.1:20880"
@@ -50,6 +51,7 @@ class Block:
     text: str
     file: str = ""  # the name under which others import it; empty: it is a part of the script
     serves: bool = False  # it ends when it is told to
+    follows: bool = False  # it runs after the console lines
 
 
 def blocks(markdown: str) -> list[Block]:
@@ -71,8 +73,8 @@ def blocks(markdown: str) -> list[Block]:
             number += 1
         if not opt_out:
             text = "\n".join(lines[start:number]) + "\n"
-            file, serves = (named["name"], bool(named["serves"])) if named else ("", False)
-            found.append(Block(fence["language"], start + 1, text, file, serves))
+            file, how = (named["name"], named["how"] or "") if named else ("", "")
+            found.append(Block(fence["language"], start + 1, text, file, "SIGTERM" in how, "commands" in how))
         number += 1
     return found
 
@@ -104,6 +106,7 @@ def documents() -> list[Path]:
 def by_length() -> list[Any]:
     """The pages; those that start a Spark for each of their commands are for `make spark`."""
     slow = {ROOT / f"docs/how-to/{name}.md" for name in ("spark", "spark-jobs", "trace", "report", "reconcile")}
+    slow.add(ROOT / "docs/start/archive-to-a-table.md")
     return [pytest.param(page, marks=pytest.mark.slow if page in slow else ()) for page in documents()]
 
 
@@ -124,6 +127,8 @@ def test_documentation_runs(document: Path, tmp_path: Path, monkeypatch: pytest.
         for arguments, status in commands(found):
             _run([str(Path(sys.executable).parent / "fairway"), *arguments], tmp_path, status, url=url)
         for block in found:
+            if block.follows:
+                _run([sys.executable, block.file], tmp_path, status=0, url=url)
             if block.serves:
                 _serve(tmp_path / block.file)
 
@@ -198,6 +203,10 @@ y = 2
 ```python
 z = 3
 ```
+<!-- file: report.py, run after the commands -->
+```python
+w = 4
+```
 """
 
 
@@ -205,9 +214,11 @@ def test_blocks_are_found_with_their_lines() -> None:
     found = blocks(MARKDOWN)
     parts, files = found[:3], found[3:]
     assert [(block.language, block.line) for block in parts] == [("python", 3), ("python", 12), ("console", 17)]
-    assert [(block.file, block.serves, block.text) for block in files] == [
-        ("shop.py", False, "y = 2\n"), ("hotel.py", True, "z = 3\n")
-    ]  # fmt: skip
+    assert [(block.file, block.serves, block.follows, block.text) for block in files] == [
+        ("shop.py", False, False, "y = 2\n"),
+        ("hotel.py", True, False, "z = 3\n"),
+        ("report.py", False, True, "w = 4\n"),
+    ]
     assert "y = 2" not in program(found)
     assert program(found).split("\n")[2] == "x = 1"
     assert program(found).split("\n")[11] == "print(x, '''"

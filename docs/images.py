@@ -142,16 +142,8 @@ def logs() -> Picture:
     picture.box("client", 20, 50, 110, 56, "producer", "sends a batch")
     picture.area(170, 20, 430, 260, "broker, one data directory")
     picture.box("log", 190, 50, 390, 56, "message log", "the truth: all batches of all subjects, in order")
-    picture.box(
-        "log",
-        190,
-        132,
-        180,
-        56,
-        "consume log",
-        "per subject: where",
-    )
-    picture.box("work", 400, 132, 180, 56, "groups", "who holds what")
+    picture.box("log", 190, 132, 180, 56, "consume log", "per subject: places")
+    picture.box("work", 400, 132, 180, 56, "groups", "state of consumers")
     picture.box("log", 190, 214, 390, 56, "action log", "the truth about groups: pull, ack, retry, dead")
     picture.box("client", 640, 132, 100, 56, "consumer", "handles")
     picture.arrow((130, 70), (190, 70))
@@ -180,10 +172,10 @@ def fairness() -> Picture:
         picture.box("server", 440, top, 120, 60, "its account", used)
         picture.arrow((170, top + 30), (230, top + 30))
         picture.arrow((380, top + 30), (440, top + 30))
-    picture.box("server", 620, 120, 120, 80, "scheduler", "a slice for who", "has had least")
+    picture.box("server", 620, 120, 120, 80, "scheduler", "next: the actor", "with least time")
     picture.arrow((560, 70), (590, 70), (620, 140))
     picture.arrow((560, 160), (620, 160))
-    picture.words("fraud is next: it has had less than billing. report has no turn until its data has come.", 20, 310)
+    picture.words("fraud is next, because it has had less than billing. report waits for its data.", 20, 310)
     return picture
 
 
@@ -193,8 +185,8 @@ def delay() -> Picture:
     picture.area(170, 20, 420, 250, "delay server")
     picture.box("log", 190, 60, 170, 56, "message log", "receipt: it is synced")
     picture.box("log", 400, 60, 170, 56, "buckets", "hours, days, months")
-    picture.box("work", 400, 140, 170, 56, "wheel", "what is due soon")
-    picture.box("log", 190, 140, 170, 56, "dispatch log", "intents, what was sent")
+    picture.box("work", 400, 140, 170, 56, "wheel", "messages due soon")
+    picture.box("log", 190, 140, 170, 56, "dispatch log", "intents, sent batches")
     picture.box("server", 190, 222, 170, 38, "sender")
     picture.box("server", 640, 213, 100, 56, "broker", "its subject")
     picture.arrow((130, 88), (190, 88))
@@ -222,7 +214,7 @@ def copies() -> Picture:
     picture.arrow((360, 192), (440, 246))
     picture.arrow((348, 150), (360, 80))
     picture.arrow((530, 140), (460, 80))
-    picture.box("client", 640, 20, 100, 60, "meta server", "tells routes")
+    picture.box("client", 640, 20, 100, 60, "meta server", "has routes")
     picture.arrow((500, 50), (640, 50))
     picture.words("The master answers when every copy of the in-sync set has synced the bytes.", 20, 318)
     picture.words("When its session ends, a copy of that set takes over with epoch 8. It has everything", 20, 340)
@@ -235,11 +227,11 @@ def spark() -> Picture:
     picture.area(20, 20, 190, 250, "Fairway")
     picture.box("log", 40, 50, 150, 56, "message log", "batches of columns")
     picture.box("log", 40, 126, 150, 56, "action log", "events of groups")
-    picture.box("log", 40, 202, 150, 56, "delay server", "what is pending")
+    picture.box("log", 40, 202, 150, 56, "delay server", "pending messages")
     picture.area(270, 20, 200, 250, "sources of Spark")
     picture.box("work", 285, 50, 170, 56, 'format("fairway")', "read and write")
     picture.box("work", 285, 126, 170, 56, "fairway.events", "the life of messages")
-    picture.box("work", 285, 202, 170, 56, "fairway.delayed", "what is pending")
+    picture.box("work", 285, 202, 170, 56, "fairway.delayed", "pending messages")
     picture.arrow((190, 70), (285, 70))
     picture.arrow((285, 90), (190, 90))
     picture.arrow((190, 154), (285, 154))
@@ -247,7 +239,7 @@ def spark() -> Picture:
     picture.box("server", 540, 30, 200, 38, "archive to Parquet")
     picture.box("server", 540, 78, 200, 38, "replay, repetition")
     picture.box("server", 540, 136, 200, 38, "trace, reconcile")
-    picture.box("server", 540, 202, 200, 56, "report", "shares, lags, what is due")
+    picture.box("server", 540, 202, 200, 56, "report", "shares, lags, forecast")
     picture.arrow((455, 66), (540, 50))
     picture.arrow((455, 90), (540, 97))
     picture.arrow((455, 154), (540, 155))

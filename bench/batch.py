@@ -1,4 +1,4 @@
-"""What a batch costs: encode, check, decode, to_arrow, beside the least that could be done with the same messages.
+"""The cost of a batch: encode, check, decode, to_arrow, beside the least that could be done with the same messages.
 
     python -m bench.batch            a table
     python -m bench.batch --json     the same figures for a program

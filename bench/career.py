@@ -1,4 +1,4 @@
-"""Careers: how soon another one rules when a leader is told to go, and when it is killed; beside kazoo's own recipe.
+"""Careers: how soon the next candidate leads when a leader stops, and when it is killed; beside kazoo's own recipe.
 
     python -m bench.career            a table
     python -m bench.career --json     the same figures for a program

@@ -1,4 +1,4 @@
-"""What a send costs in the client's core: no socket, no lock, no broker; only what every message has to go through.
+"""The cost of a send in the client's core: no socket, no lock, no broker; only the steps that every message takes.
 
     python -m bench.client            a table
     python -m bench.client --json     the same figures for a program

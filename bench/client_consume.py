@@ -1,10 +1,10 @@
-"""What the consumer's core costs per message: from the bytes of a pull's answer to the bytes of the acks, no socket.
+"""The cost of a message in the consumer's core: from the bytes of a pull's answer to the bytes of the acks, no socket.
 
     python -m bench.client_consume            a table
     python -m bench.client_consume --json     the same figures for a program
 
-Answers of 1,000 messages of 100 bytes. Four ways, interleaved: `decode` is the batch alone, a floor; `one by one` hands
-out and calls `message.ack()` on each; `as a list` acks a list at once; `a record each` is the usual design, an object
+Answers of 1,000 messages of 100 bytes. Four ways, interleaved. `decode` is the batch alone, a floor. `one by one` hands
+out and calls `message.ack()` on each. `as a list` acks a list at once. `a record each` is the usual design, an object
 with an entry in a dictionary for each message, on the same decoded batch. The target is 1.0 µs per message.
 """
 

@@ -3,7 +3,7 @@
     python -m bench.coalescing            tables
     python -m bench.coalescing --json     the same figures for a program
 
-The handler refreshes a cache entry: it asks a server in another process for 2 KB of JSON over a loopback connection,
+The handler refreshes a cache entry. It asks a server in another process for 2 KB of JSON over a loopback connection,
 decodes it, changes it, and sends it to be stored, as with a database and a cache next door.
 
 Repetitive: eight threads take keys from one queue; the keys are drawn from a bell curve, as when everybody looks at the
@@ -165,7 +165,7 @@ def measure_unique(port: int, rounds: int) -> dict[str, Any]:
 
 
 def turn_us(rounds: int) -> float:
-    """What a turn costs by itself, in processor time, which no neighbour can take."""
+    """The cost of a turn by itself, in processor time, which no neighbour can take."""
     coordinator: fairway.QueueCoordinator[int] = fairway.QueueCoordinator()
     samples = []
     for _ in range(rounds):

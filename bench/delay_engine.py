@@ -1,11 +1,11 @@
-"""What the delay engine costs, without a network: ten million pending over two years, a restart, due messages.
+"""The cost of the delay engine, without a network: ten million pending over two years, a restart, due messages.
 
     python -m bench.delay_engine                       10 M messages, about 5 GB of disk and several minutes
     python -m bench.delay_engine --messages 500000     the same, smaller
     python -m bench.delay_engine --json                the figures for a program
 
 Each phase is a process of its own, so that its memory is its own. The first one schedules and then dies without closing
-anything; the second one starts on what it left. Whatever is due is noted as sent at once: what a broker costs is not
+anything; the second one starts on what it left. Due messages are noted as sent at once: the cost of a broker is not
 measured here (bench/delay does).
 """
 

@@ -3,9 +3,10 @@
     python -m bench.elasticity [--quick] [--json] [--cold] [--consumers N] [--handler-ms N] [--seconds N] [--rounds N]
 
 Consumers are programs of their own, with the public client and a handler that sleeps. They work on a backlog; then as
-many again, which have connected and wait, join the group. Time runs from the instant at which they are told to. The
-rate is that of all, over the last fifth of a second. They have handled a few messages elsewhere before, unless they are
-to be `--cold`: with the first larger batch a client imports numpy, where that is installed. Two backlogs:
+many again, which have connected and wait, join the group. Time runs from the instant at which the servers get the
+command. The rate is that of all, over the last fifth of a second. They have handled a few messages elsewhere before,
+unless they are to be `--cold`: with the first larger batch a client imports numpy, where that is installed. Two
+backlogs:
 
     long     far more than what consumers hold: newcomers are given what nobody has
     short    all of it is in the hands of the consumers that are there, who would be busy with it for a while

@@ -10,14 +10,14 @@ The broker is a process of its own on loopback, and so is each crowd of consumer
 plain queue is the same broker with one queue for all requests, first come, first served, and reads that block.
 
 Shares: group `large` has 100 consumers, `small` has 2, both pull from a backlog in memory as fast as they are answered.
-What counts is the time of the broker's loop that each group got.
+The measure is the time of the broker's loop that each group got.
 
 Cold: one consumer of group `hot` pulls ten messages at a steady pace from what is in memory, alone, and beside 20
 consumers of group `cold` that drain a backlog whose pages were dropped. Rounds are interleaved; shown are medians of
 the rounds' percentiles. A pull does not wait for a sync; what a settle, which does, takes is shown apart.
 
-A broker that is ready to run and has no core, because others use the machine, answers late whatever its order: that
-part of the time is shown with every figure, and above a few per cent the figures are about the machine.
+A broker that is ready to run and has no core, because others use the machine, answers late whatever its order. Every
+figure shows that part of the time. Above a few per cent the figures are about the machine.
 
 Crowd: 70 groups on one subject, 1,000 consumers in all, 1,000 messages a second. All keep up where the group that is
 farthest behind is, in the median of 40 looks, at most half a second behind what is committed, and half a second after

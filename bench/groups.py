@@ -1,4 +1,4 @@
-"""What the law of a group costs: pull, ack, retry of a range, with little and with much in flight.
+"""The cost of a group's state machine: pull, ack, retry of a range, with little and with much in flight.
 
     python -m bench.groups            a table
     python -m bench.groups --json     the same figures for a program

@@ -6,10 +6,11 @@ Three rounds in turn, so that all see the same machine:
     control     the attack goes to another broker: what the attacker takes from the machine, and nothing else
     attacked    the attack goes to the good client's broker
 
-Brokers, attacker and good client are a process each. Attacker and second broker yield to the other two, so that what
-they take from the machine is little, in the control as under attack: on a machine with other work, those two ask to go
-before it, and if this user may not, attacker and second broker take the lowest priority. The attack is repeated without
-a pause until its round is over; how often it came to its end is shown, for an attacker that finds no time is none.
+Brokers, attacker and good client are a process each. Attacker and second broker yield to the other two, in the control
+as under attack, so that they take little from the machine. On a machine with other work, client and broker ask for a
+higher priority than that work. If this user may not have it, attacker and second broker take the lowest priority. The
+attack is repeated without a pause until its round is over; how often it came to its end is shown, for an attacker that
+finds no time is none.
 
 The figure is the median of the rounds' p99. The ratio to the control is what the broker is to blame for, and should
 stay within 2; the ratio to alone is what the good client sees on a machine that attacker and broker have to share.

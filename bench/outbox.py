@@ -8,9 +8,9 @@
 PostgreSQL with its own defaults (a commit waits for the disk), a broker, and programs that each run one transaction
 after the other are processes of their own. Ways take turns, and before and after each comes the transaction without a
 message: a way's ratio is that to the mean of the two, so that what the machine does meanwhile is not taken for it. A
-turn begins with a second that does not count, after which messages are sent and rows deleted as fast as they come. What
-is left to send and to delete at its end is waited for, and shown: a way that falls behind takes long for it. Shown are
-medians, with the interval in which the median of such turns lies with a probability of nine tenths.
+turn begins with a second that does not count, after which messages are sent and rows deleted as fast as they come. The
+bench waits for the rows that are left at its end, and shows how long: a way that falls behind takes long for it. Shown
+are medians, with the interval in which the median of such turns lies with a probability of nine tenths.
 
     none      the five statements and COMMIT
     row       one INSERT more, as a user would write it; nothing is sent: what the row alone costs

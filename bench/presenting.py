@@ -1,4 +1,4 @@
-"""What the benches of a pure core have in common: rounds, rows, a table or JSON, the machine."""
+"""The parts that benches of a pure core share: rounds, rows, a table or JSON, the machine."""
 
 from __future__ import annotations
 

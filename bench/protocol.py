@@ -1,11 +1,12 @@
-"""What a frame costs: read, write, decode, a whole request on the server, beside the least that could be done.
+"""The cost of a frame: read, write, decode, a whole request on the server, beside the least that could be done.
 
     python -m bench.protocol            a table
     python -m bench.protocol --json     the same figures for a program
 
 A chunk holds 100 frames, as it arrives from a client with many requests in flight. The yardstick for reading is to cut
-the chunk at its length fields and look at nothing; for writing, to join a header and a control message; for a request
-on the server, to read and to write a frame without a connection. Rounds are interleaved and the median is shown.
+the chunk at its length fields and look at nothing. For writing it is to join a header and a control message. For a
+request on the server it is to read and to write a frame without a connection. Rounds are interleaved and the median is
+shown.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def server() -> Connection:
 
 
 def serve(opened: Connection, chunk: bytes) -> None:
-    """What a broker does with a chunk of requests, apart from the work itself."""
+    """The work of a broker on a chunk of requests, apart from the requests themselves."""
     for event in opened.feed(chunk, 0):
         if isinstance(event, RequestReceived):
             opened.respond(event.correlation, PRODUCED)

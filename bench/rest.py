@@ -1,4 +1,4 @@
-"""What a rest costs: the same few microseconds of Python at full speed, and after the processor has idled for a while.
+"""The cost of a rest: the same few microseconds of Python at full speed, and after the processor has idled for a while.
 
 `python -m bench.rest [--rounds N]`. A shared machine gives an idle core to others, and what was in its caches is gone
 when it is back: a latency at a low rate is a figure of this too.

@@ -1,4 +1,4 @@
-"""What an actor's turn costs: dispatch and handle with 1, 70 and 10,000 actors, beside a plain queue of callbacks.
+"""The cost of an actor's turn: dispatch and handle with 1, 70 and 10,000 actors, beside a plain queue of callbacks.
 
     python -m bench.scheduling            tables
     python -m bench.scheduling --json     the same figures for a program

@@ -6,8 +6,8 @@
 On virtual time, with costs drawn from a seed: the same figures on every machine. Group `large` has 100 pulls in flight,
 `small` a few; both are backlogged. Handling a pull takes the loop 0.05 to 0.15 ms, and the next one of that consumer
 comes 0.2 to 0.6 ms after its answer: what bench.fairness sees on loopback. Fair is a half. `wait` is how long the pulls
-of a third group wait, which asks 250 times a second, while the other two are at it; on this loop, as on asyncio's own,
-a turn that is due goes before what has just arrived.
+of a third group wait, which asks 250 times a second, while the other two are busy. On this loop, as on asyncio's own, a
+turn that is due goes before what has just arrived.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Spark: batch read, archive, sink and micro-batches, against Parquet, Kafka's source and rows made in Python.
 
 All on local[2], 100-byte payloads, every column, medians of the rounds after a warm-up, in which the JVM compiles. CPU
-is what Spark, its Python workers and the broker used together: on a machine that others use too it says more than the
-time. "ready" is a source of the very Arrow batches that ours makes, from a file: what is slower with it is Spark, or
-the disk. Kafka is read with Spark's own source, to noop as well, and skipped with a word where it cannot be had.
+is what Spark, its Python workers and the broker used together. On a machine that others use too it says more than the
+time. "ready" is a source of the very Arrow batches that ours makes, from a file. A job that is slower than ours with it
+is held up by Spark, or by the disk. Kafka is read with Spark's own source, to noop as well, and skipped with a word
+where it cannot be had.
 """
 
 from __future__ import annotations

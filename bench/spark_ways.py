@@ -1,4 +1,4 @@
-"""What bench.spark holds our source and jobs against: rows made in Python, Arrow batches that lie ready, Kafka."""
+"""The contenders of bench.spark: rows made in Python, Arrow batches that lie ready, Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the storage engine costs: append, read, recover, many subjects, beside the bare system calls.
+"""The cost of the storage engine: append, read, recover, many subjects, beside the bare system calls.
 
     python -m bench.storage            a table: figure, bar, met or not
     python -m bench.storage --quick    a few seconds, small data: shows that it runs, not how fast it is

@@ -7,16 +7,17 @@
     python -m bench.subjects --broker       a broker's table instead: introduction and restart with 100,000 subjects
 
 The meta server is a process of its own, before an SQLite registry and before a real ZooKeeper, with the session that it
-asks for by default. At each size: the time from its start to its word that it is ready, the CPU-seconds that it burns
-for a creation (of which the figures are to be flat: shown is each size ÷ the first), and, where there are 10,000
-subjects or more, the time from a `subject pause` until a broker that serves 10,000 subjects knows of it.
+asks for by default. At each size the bench measures the time from the start until the server is ready, and the
+CPU-seconds of a creation, shown as each size ÷ the first; they should be flat. Where there are 10,000 subjects or more,
+it also measures the time from a `subject pause` until a broker that serves 10,000 subjects knows of it.
 
-With --holder: the CPU-seconds of the meta server, and of the client itself, for each of the first and of the last
-subjects that one client makes by its first message (the figures are to be flat: shown is the last part ÷ the first).
+With --holder it measures the CPU-seconds of the meta server, and of the client itself, for each subject that one client
+makes by its first message. It shows the last part of the subjects ÷ the first part, which should be flat.
 
-With --broker: the time to introduce a subject into an empty table and into one that is nearly full (the figure is to be
-flat), and the time from opening the data directory to listening, of a broker with that many subjects with a message
-each, after a clean stop and after a kill. The time is wall-clock; the CPU-seconds are beside it, for noisy machines.
+With --broker it measures the time to introduce a subject into an empty table and into one that is nearly full, which
+should be the same. It also measures the time from opening the data directory to listening, of a broker with that many
+subjects with a message each, after a clean stop and after a kill. The time is wall-clock; the CPU-seconds are beside
+it, for noisy machines.
 """
 
 from __future__ import annotations

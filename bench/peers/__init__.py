@@ -7,8 +7,8 @@
     python -m bench.peers --json                the figures for a program
     python -m bench.peers --plot FILE.png       and a picture
 
-Each server is a process on loopback with a fresh directory, each client a process of its own; who is who, and what is
-safe when a message is confirmed, is in `contenders.py`; what each client does is said at the head of its driver.
+Each server is a process on loopback with a fresh directory, each client a process of its own. `contenders.py` lists
+them, and says when each confirms a message and what is safe then. The head of each driver says what its client does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is compared, in which set-up, and what is safe when it confirms: one row each."""
+"""The contenders, with set-up and what is safe when each confirms: one row each."""
 
 from __future__ import annotations
 

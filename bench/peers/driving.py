@@ -1,4 +1,4 @@
-"""What every driver shares: the task it is given, the gate at which it waits, the load it makes, what it hands back.
+"""The parts that every driver shares: its task, the gate at which it waits, the load it makes, its results.
 
 A driver is a client process of one peer: `python -m bench.peers.drive MODULE TASK`. It imports the standard library and
 that peer's client, nothing else, and runs in the environment that has it. It sets up, says `ready` at the gate, waits

@@ -1,4 +1,4 @@
-"""What the peers need, fetched where it can be had, and found again.
+"""The peers' servers and clients, fetched where they can be had, and found again.
 
 Servers of Redis, RabbitMQ and beanstalkd are system packages; Kafka's come as jars through Maven; clients, and NATS's
 server, live in an environment of their own under `build/`, from `requirements/bench.txt`, so that the product's stays
@@ -87,7 +87,7 @@ def spark_kafka_jars() -> list[Path]:
 
 
 def install_all() -> None:
-    """Fetch whatever is missing. What cannot be had is said, and the peers that need it are skipped later."""
+    """Fetch whatever is missing. A peer that cannot be had is reported, and skipped later."""
     for what, step in (
         ("clients and NATS", _clients),
         ("Redis, RabbitMQ and beanstalkd", _system_packages),

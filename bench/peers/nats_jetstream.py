@@ -1,7 +1,7 @@
 """NATS JetStream through nats-py on uvloop: publishing with a window of confirmations, push consumers.
 
-Each message is a request, so the three ways to produce differ in their window only. The window is kept here, by hand,
-over plain publishes with a reply address: on the same server that did five to fifteen times what the client's own
+Each message is a request, so the three ways to produce differ in their window only. The driver keeps the window itself,
+over plain publishes with a reply address. On the same server that did five to fifteen times what the client's own
 `publish_async` does, which makes a random name and a Future for each message. Consumers are pushed to, which did three
 times what fetches do.
 """

@@ -1,4 +1,4 @@
-"""What a sync costs here and now: small appends to a file, each followed by fdatasync, at a light pace."""
+"""The cost of a sync here and now: small appends to a file, each followed by fdatasync, at a light pace."""
 
 from __future__ import annotations
 

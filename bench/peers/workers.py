@@ -1,4 +1,5 @@
-"""What the two task queues share: a worker program beside the sender, and the measure of a handler without work.
+"""The parts that the two task queues share: a worker program beside the sender, and the measure of a handler without
+work.
 
 The sender sends for the task's seconds, with the worker at work; the clock stops when the server holds nothing any
 more, not even what a worker has in hand. So sending, queueing, handling and acknowledging all count.

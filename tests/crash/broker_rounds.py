@@ -1,9 +1,9 @@
 """A broker that is killed and started again for a while, clients that go on, and the judgement of what they saw.
 
 Producers and consumers are processes too, and now and then a consumer is killed as well. When the time is over
-everything is drained, and what all of them wrote down is told to the model of tests/simulation: all that was
-acknowledged was delivered, nothing is invented, payloads are exact, nothing acked is handed out again, nothing is
-handed out twice without a reason.
+everything is drained, and the model of tests/simulation reads what all of them wrote down. Everything acknowledged was
+delivered, nothing is invented, and payloads are exact. Nothing acked is handed out again, and nothing is handed out
+twice without a reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What clients in other processes saw, written down line by line, and told to the model in the order of time.
+"""Observations of clients in other processes, written down line by line, and given to the model in the order of time.
 
 A line is `[time, method, arguments]` in JSON, written with one `write`, so that what was said before a kill has been
 said. The times are those of the monotonic clock, which all processes of a machine share.
@@ -18,7 +18,7 @@ from tests.simulation.broker_truth import Holder, Owner, Promise, Truth
 
 
 class Scribe:
-    """The witness of one client process: writes it all to standard output, or wherever it is told to."""
+    """The witness of one client process: writes it all to standard output, or to the given stream."""
 
     def __init__(self, clock: Clock | None = None, write: Callable[[bytes], object] | None = None) -> None:
         self._now_ns = (clock or RealClock()).monotonic_ns

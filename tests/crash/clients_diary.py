@@ -1,8 +1,8 @@
-"""What a program sees through the public clients, written down for the model, and what the model makes of it.
+"""The observations of a program with the public clients, written down for the model, and how the model reads them.
 
 A program is not told when its client pulled what it is given, nor when its lease was renewed. It knows bounds, and the
-model is told those: a client holds `PREFETCH` messages at most, so this one was asked for after the one that was handed
-over `PREFETCH` messages ago; and whatever comes after an empty hand has arrived since.
+model uses those. A client holds `PREFETCH` messages at most, so it asked for this message after it had handed over the
+message `PREFETCH` places before. A message that comes when the client had none left has arrived since.
 
 So there is one more reason why a message may be seen twice, or after somebody else's ack:
 

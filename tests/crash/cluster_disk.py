@@ -1,7 +1,7 @@
-"""What the copies of a broker group have on their disks, compared once all of them have stopped.
+"""The disks of the copies of a broker group, compared once all of them have stopped.
 
-Below the committed end their logs must be the same files with the same bytes; a sequence of a subject must name one
-payload on all of them, the one that producers and consumers know, and no payload may be in a log twice.
+Below the committed end their logs must be the same files with the same bytes. A sequence of a subject must name one
+payload on all of them, the one that producers and consumers know. No payload may be in a log twice.
 """
 
 from __future__ import annotations

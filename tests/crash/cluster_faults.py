@@ -1,4 +1,4 @@
-"""What is done to a broker group, its ZooKeeper and what lies between them. Each returns when its worst is over; what
+"""The faults of a broker group, its ZooKeeper and the network between them. Each returns when its worst is over; what
 is then still broken, dead or stopped is put right by `heal`."""
 
 from __future__ import annotations

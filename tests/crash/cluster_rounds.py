@@ -221,8 +221,8 @@ class ClusterStage(ClientStage):
 
     def settle(self) -> None:
         """Until all copies are in sync and every program goes on. A master may find out only then that a replica which
-        counts does not answer (TCP repeats itself at ever longer intervals, also when the wire is whole again), and
-        strike it: who is in sync when programs go on is."""
+        counts does not answer, and strike it. TCP repeats itself at ever longer intervals, also when the link works
+        again. The test counts the copies that are in sync when programs go on."""
         self.start_broker()
         self.await_progress(self._faults[-1].kind if self._faults else "at first", self._clock.monotonic_ns())
         self._copies.await_whole()

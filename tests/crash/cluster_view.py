@@ -1,4 +1,4 @@
-"""What the registry says of one broker group while a campaign runs, read over a connection that nothing is done to."""
+"""The state of one broker group in the registry while a campaign runs, read over a connection that no fault touches."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What programs were told about their delayed messages, what arrived, and the judgement. Knows nothing of the server.
+"""The answers to programs about their delayed messages, the messages that arrived, and the judgement. Knows nothing of
+the server.
 
-A due time is a bound from below, as good as the program knows it: a reschedule whose answer is not known may have been
-done or not, and a cancel of three of which one was on its way says how many it stopped, not which. A client repeats a
-question whose answer was lost. If days have passed on the server's clock by then, the server has carried out the first
-one and forgotten the message: then "unknown" is true, and the message may be cancelled.
+A due time is a bound from below, as good as the program knows it. A reschedule whose answer is not known may have been
+done or not. A cancel of three messages, one of which was on its way, says how many it stopped, not which. A client
+repeats a question whose answer was lost. If days have passed on the server's clock by then, the server has carried out
+the first one and forgotten the message: then "unknown" is true, and the message may be cancelled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Delay servers and brokers that are killed for a while, programs that schedule, and the judgement of what arrived.
 
-Three forms, and a fourth in `delay_pair`: `serve`, the commands `fairway broker` and `fairway delay serve`, both killed
-at random instants; `up`, the command `fairway up`; and `places`, a delay server that dies at one named place after the
-other (`delay_server`), with a clock that days pass on between its lives, by itself and with its broker in the same
-process by turns.
+There are three forms, and a fourth in `delay_pair`. `serve`: the commands `fairway broker` and `fairway delay serve`,
+both killed at random instants. `up`: the command `fairway up`. `places`: a delay server that dies at one named place
+after the other (`delay_server`), by itself and with its broker in the same process by turns. Its clock jumps by days
+between its lives.
 
 In the end all that is pending comes due and arrives, the delay server is killed once more, and nothing more may come.
 """

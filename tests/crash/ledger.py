@@ -1,4 +1,4 @@
-"""What the writer said, and the judgement of what a recovery found.
+"""The promises to the writer, and the judgement of what a recovery found.
 
 lost       acknowledged, above retention's floor, and not there with the same bytes at its sequence
 phantom    there, and never sent

@@ -1,4 +1,4 @@
-"""What a crash may leave behind and a kill rarely does.
+"""Remains that a crash may leave behind and a kill rarely does.
 
 A SIGKILL leaves whole writes; a power cut may leave a part of one, or a file that was created and never written. Both
 are planted here, strictly behind the log's end, where nothing was ever acknowledged.

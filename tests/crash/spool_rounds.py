@@ -1,8 +1,8 @@
 """Producers that share one spool are killed, and their broker too, which stays away for a while; then all is counted.
 
-What every producer wrote down is compared with the broker's log, after the spool was drained and the broker was killed
-once more: what has a receipt of either kind is there exactly once; nothing is there that nobody sent, or twice; and
-what one life of a producer sent is in order.
+After the spool was drained and the broker was killed once more, the log of the broker is compared with what every
+producer wrote down. A message with a receipt of either kind is there exactly once. Nothing is there that nobody sent,
+or twice. What one life of a producer sent is in order.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A broker group on a real ZooKeeper whose master is stopped, killed and cut off, for a few seconds; proof that the
-judgement sees what it is for, with brokers that have a bug, with planted files and with planted times."""
+"""A broker group on a real ZooKeeper whose master is stopped, killed and cut off, for a few seconds; and proof that the
+judgement finds faults, with brokers that have a bug, planted files and planted times."""
 
 from __future__ import annotations
 

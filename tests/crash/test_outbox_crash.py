@@ -1,5 +1,5 @@
-"""Sales and the messages about them agree, whoever is killed; and proof that the judge would see it if they did not, by
-programs that send by themselves."""
+"""Sales and the messages about them agree, whichever process is killed; and proof that the judge would see it if they
+did not, by programs that send by themselves."""
 
 from __future__ import annotations
 

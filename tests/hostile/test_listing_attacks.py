@@ -1,4 +1,4 @@
-"""Whoever lists everything, over and over: each turn of the loop does a little of it, and nobody else waits."""
+"""Clients that list everything, over and over: each turn of the loop does a little of it, and nobody else waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whoever holds the connections for probes, and takes each again that it loses: a probe still gets in, every time."""
+"""Clients that hold the connections for probes, and take each again that they lose: a probe still gets in, every
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever makes subjects without end: the table is not full for good, and nobody else is kept from theirs."""
+"""Clients that make subjects without end: the table is not full for good, and nobody else is kept from theirs."""
 
 from __future__ import annotations
 

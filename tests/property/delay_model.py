@@ -1,6 +1,6 @@
 """A simple model of what a delay server owes, or two copies of one: one line per message, when it is due, and whether
-it is cancelled, as far as that is certain. What was under way when the power went may have happened or not: such a
-message *may* be due at either time, may be cancelled, may not be there.
+it is cancelled, as far as that is certain. An operation that was under way when the power went may have happened or
+not: such a message *may* be due at either time, may be cancelled, may not be there.
 
 At the end everything that is certain must have been delivered exactly once, and nothing early, twice, or after a
 "cancelled" that was given.

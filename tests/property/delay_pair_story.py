@@ -1,7 +1,7 @@
 """The life of two copies of a delay server from one seed: either leads, dies, is deposed, is cut off, comes back, or
 begins anew; months pass. Beside it the model of what they owe (`delay_model`).
 
-What was answered was committed, so whoever leads next owes it. What was under way may have happened or not.
+Answers were committed, so the next leader owes them. Operations under way may have happened or not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PairStory(Modelled):
     def __post_init__(self) -> None:
         self.rng = SeededRng(f"delay pair story {self.seed}")
         options = replace(OPTIONS, remembered_max=4, catalogue_messages=6)
-        if self.seed % 3:  # else nothing is kept, and whoever was away begins anew
+        if self.seed % 3:  # else nothing is kept, and a copy that was away begins anew
             kept = replace(OPTIONS.store, retention=replace(OPTIONS.store.retention, bytes_max=1 << 20))
             options = replace(options, store=replace(kept, actions_kept_bytes=1 << 20))
         skew_ms = (0, 0, 700, -HOUR_MS, 2 * HOUR_MS)[self.rng.below(5)]

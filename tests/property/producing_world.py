@@ -92,7 +92,7 @@ class ModelBroker:
         return None
 
     def crash(self) -> None:
-        """What was not durable is gone, and was answered to nobody."""
+        """Bytes that were not durable are gone, and answered to nobody."""
         for slot in reversed(self.log[self.durable :]):
             self._next[slot.subject] = slot.sequence
         del self.log[self.durable :]

@@ -1,4 +1,4 @@
-"""What the worlds of a spool have in common: journals on disks that lose power, through the lives of one process; and
+"""The common parts of the worlds of a spool: journals on disks that lose power, through the lives of one process; and
 what must be true in the end of each message that was sent."""
 
 from __future__ import annotations

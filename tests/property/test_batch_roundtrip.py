@@ -1,4 +1,4 @@
-"""Whatever may be given to `encode` comes back from `decode`, and Arrow reads the same."""
+"""All values that `encode` accepts come back from `decode`, and Arrow reads the same."""
 
 from __future__ import annotations
 

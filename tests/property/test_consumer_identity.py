@@ -1,4 +1,4 @@
-"""Whatever a stranger asks under a consumer's id, the group stays as if the stranger had never been.
+"""All requests of a stranger under a consumer's id leave the group as if the stranger had never been.
 
 Two brokers of one group live through the same history of one consumer: it joins, pulls, settles, loses its connection,
 is silent for less than a lease, and the broker crashes. At one of them a stranger asks whatever a member may ask, in

@@ -1,7 +1,7 @@
 """Consumers' sessions that are handed runs of one key, with all that can go wrong on the way (`test_consuming_model`).
 
-Beside what holds for all: no user is handed a message while an earlier one of its key, which the group wants, is not
-done by anybody; and none has two of one key in hand, unless the lease of the earlier had run out.
+Beside what holds for all, two rules hold. No user is handed a message while an earlier one of its key, which the group
+wants, is not done by anybody. No user has two of one key in hand, unless the lease of the earlier had run out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two producers for two brokers lend each other what they cannot bring to their own. Whatever happens on the way: a
+"""Two producers for two brokers lend each other what they cannot bring to their own. Through all faults on the way, a
 receipt means stored once, at one of them, and "not sent" means not stored at either."""
 
 from __future__ import annotations

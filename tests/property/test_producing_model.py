@@ -1,4 +1,4 @@
-"""Whatever happens on the way: a receipt means stored once and in order, and "not sent" means not stored."""
+"""Through all faults on the way, a receipt means stored once and in order, and "not sent" means not stored."""
 
 from __future__ import annotations
 

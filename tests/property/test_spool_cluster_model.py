@@ -1,5 +1,5 @@
-"""Whatever happens to brokers, wires, process and disk, and wherever subjects go: what has a receipt of either kind is
-stored once, in one broker group, and the messages of a key of an ordered subject in their order."""
+"""Through all faults of brokers, network, process and disk, and wherever subjects go: a message with a receipt of
+either kind is stored once, in one broker group, and the messages of a key of an ordered subject in their order."""
 
 from __future__ import annotations
 

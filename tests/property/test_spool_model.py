@@ -1,4 +1,5 @@
-"""Whatever happens to broker, wire, process and disk: what has a receipt of either kind is stored once, in order."""
+"""Through all faults of broker, network, process and disk, a message with a receipt of either kind is stored once, in
+order."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Producers and consumers, in a simulated world or a real one: they lose connections, responses and their memory.
 
-Both follow docs/internals/protocol.md to the letter, so whatever contradicts the model is the broker's fault: a batch
-of unknown outcome is sent again with the same bytes, so is a settlement; every request says what arrived; whoever is no
-member joins again.
+Both follow docs/internals/protocol.md to the letter, so whatever contradicts the model is the broker's fault. A batch
+or a settlement of unknown outcome is sent again with the same bytes. Every request says what arrived. A consumer that
+is no member joins again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The examination at the end of a history: in a calm world, is everybody woken who waits for something?
 
-For each group, a message goes from hand to hand: it is produced, released, given back for later, kept by a consumer
-that says nothing more; each time another, asleep in a long poll, must get it as soon as it can be had. In between
-there is nothing else to do, so nothing but the right wake-up wakes it.
+For each group, a message goes from consumer to consumer: it is produced, released, given back for later, and kept by a
+consumer that falls silent. Each time another consumer, asleep in a long poll, must get it as soon as it is available.
+In between there is nothing else to do, so nothing but the right wake-up wakes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What is special about a history: how durable its broker is, what it keeps, who is in its groups, who commands."""
+"""The features of a history: how durable its broker is, what it keeps, which consumers are in its groups, which
+commands an operator gives."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tests.simulation.broker_clients import MANY_ATTEMPTS, group_config
 
 @dataclass(frozen=True)
 class Flavour:
-    """Drawn once for a history. What would blur the picture of another is not combined with it: where a power cut may
-    take answers back, or retention takes what nobody owes, nothing dies and nobody commands."""
+    """Drawn once for a history. Features that would blur the picture of another are not combined with it. Where a power
+    cut may take answers back, or retention takes messages that nobody owes, nothing dies and nobody commands."""
 
     config: GroupConfig
     durability: Durability = Durability.SYNC

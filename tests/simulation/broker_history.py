@@ -29,7 +29,7 @@ from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions
 from tests.simulation import broker_exam, broker_flavours, broker_reckoning
 from tests.simulation.broker_clients import BROKER, MS_NS, PORT, Consumer, Mood, Producer, Scene
-from tests.simulation.broker_letters import Correspondent
+from tests.simulation.broker_inbox_senders import Correspondent
 from tests.simulation.broker_operator import Operator
 from tests.simulation.broker_truth import Breach, Owner, Promise, Truth
 
@@ -267,7 +267,7 @@ class History:
         self.disk.remove(HOG)
 
     async def _drain(self) -> None:
-        """Until all that is owed is acked; whoever waits is woken, so there is no need to ask often."""
+        """Until all that is owed is acked; a client that waits is woken, so there is no need to ask often."""
         deadline = self.world.loop.time() + DRAIN_S_MAX
         while self.world.loop.time() < deadline and not self.truth.is_refuted:
             is_said = all(each.is_done for each in self.operators) and all(each.is_done for each in self.producers)

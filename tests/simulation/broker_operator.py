@@ -1,5 +1,5 @@
-"""Whoever commands: redrives dead letters, moves cursors, pauses and resumes. One command at a time, each said again
-until it is answered."""
+"""The operator: redrives dead letters, moves cursors, pauses and resumes. One command at a time, each said again until
+it is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a consumer may say of messages of one key that it was handed together: docs/internals/protocol.md, PULL, "runs".
+"""The outcomes that a consumer may give for messages of one key that it was handed together:
+docs/internals/protocol.md, PULL, "runs".
 
 It handles one after another. So it says nothing of a message while one before it is open, and when one ends otherwise
 than by ACK it gives back all behind it.

@@ -1,4 +1,4 @@
-"""What must be true of a broker, as its clients see it: the model that simulated and real histories are compared with.
+"""The model of a broker, as its clients see it: simulated and real histories are compared with it.
 
 Clients tell it what they are about to do and what they were answered, with the time. It knows nothing of the broker's
 insides, so it serves a broker in another process as well.
@@ -10,9 +10,9 @@ A message that is handed out a second time needs a reason, and the reason must h
     crash      the broker had crashed: a PULL is written and not awaited, so the crash may have taken it
     seek       somebody moved the group's cursor
 
-What did not arrive was never handed out, as far as a client can tell. What was asked for before a seek was known to be
-done may have been handed out before it, and have been on its way since: then it says nothing about what holds now,
-whoever has been given the message, or has acked it, since the seek.
+A response that did not arrive was never handed out, as far as a client can tell. A message that was asked for before a
+seek was known to be done may have been handed out before it, and have been on its way since. Then it says nothing about
+what holds now, whichever consumer has had the message, or has acked it, since the seek.
 
 So it is with an answer that the net has held up until its holder's lease had ended, or its broker had crashed, if the
 message has reached another consumer since: it was handed out before that. A pull may be old because it waits, so it is

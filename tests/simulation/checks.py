@@ -1,4 +1,4 @@
-"""What is looked at after every recovery: all that can be read, and whether recovery itself can be trusted."""
+"""The checks after every recovery: all that can be read, and whether recovery itself can be trusted."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def check_rot(truth: Truth, findings: list[Finding]) -> None:
 
 
 def _check_views(truth: Truth, opened: RecoveredStore, disk: SimDisk) -> None:
-    """What checkpoint and indexes gave must be what the log alone gives; and all actions are there."""
+    """Checkpoint and indexes must give what the log alone gives; and all actions are there."""
     actions = ActionNumbers()
     rebuilt = open_directory(copy_of(disk, LOGS), SeededRng("rebuilt"), actions)
     truth.see_actions(actions.found)

@@ -1,9 +1,9 @@
-"""What happens to a group of copies: to processes, to disks, to the ways between them, to the registry.
+"""The faults of a group of copies: of processes, disks, network and registry.
 
-One thing at a time is survived easily, so every other time a master is brought into a plight first (parted from its
-replicas, out of the registry's reach, with slow disks around it, with a clock that was set back), is left there for
-about as long as one of the deadlines that the copies keep, is perhaps cut off from its clients for a moment, so that
-they ask again, and then it falls, or its successor does, or all do.
+One fault at a time is survived easily. So every other time a master gets into trouble first: parted from its replicas,
+out of the registry's reach, with slow disks around it, or with a clock that was set back. It stays there for about as
+long as one of the deadlines that the copies keep. Perhaps it is cut off from its clients for a moment, so that they ask
+again. Then it falls, or its successor does, or all do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must be true of a group of copies, beside what must be true of any broker."""
+"""The model of a group of copies, beside the model of any broker."""
 
 from __future__ import annotations
 

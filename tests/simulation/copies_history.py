@@ -1,9 +1,9 @@
 """What one history of a group of two or three copies is, whatever they are copies of: `cluster_history` of a broker,
 `delay_history` of a delay server.
 
-Copies are killed, lose their power, are wiped, stopped and started; hosts are parted, one way or both, again and again;
-the registry is out of reach, loses answers, ends sessions or stands still; disks are slow, so that replicas lag;
-processes stand still for longer than their lease; wall clocks jump. In the end all is calm, and every copy is in sync.
+Copies are killed, lose their power, are wiped, stopped and started. Hosts are parted, one way or both, again and again.
+The registry is out of reach, loses answers, ends sessions or stands still. Disks are slow, so that replicas lag.
+Processes stand still for longer than their lease. Wall clocks jump. In the end all is calm, and every copy is in sync.
 
 A history costs what its events cost, so deadlines are short (a session of 600 ms, the others in proportion), clients
 send little, and the next thing mostly happens as soon as there is something to be lost again.

@@ -1,7 +1,8 @@
 """Damage on top: bits that flip and ends that vanish on a disk that swore to have them.
 
-The disk rots while the store is closed. Whatever the damage did not hit must still be there, nothing wrong may be
-returned, and the damage must be reported: by recovery where it reads, by the reader who runs into it where it does not.
+The disk rots while the store is closed. Everything that the damage did not hit must still be there, and nothing wrong
+may be returned. The damage must be reported: by recovery where it reads, by the reader who runs into it where it does
+not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One history of the copies of a delay server, its registry and those who schedule, all from one seed.
 
-What happens to the copies is what happens to those of a broker (`cluster_trouble`), and more often one of them comes
-back with an empty disk: their logs are let go of within a second, so it is filled from a snapshot, and so is one that
-was away. In the end all is calm. Every message that was taken has been sent once, in its time, unless it was cancelled
-or is due much later; and then every copy knows of it.
+The same faults happen to its copies as to those of a broker (`cluster_trouble`). More often a copy comes back with an
+empty disk, or was away. Logs are dropped within a second, so both are filled from a snapshot. In the end all is calm.
+Every message that was taken has been sent once, in its time, unless it was cancelled or is due much later; and then
+every copy knows of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.simulation.broker_clients import PORT
 from tests.simulation.broker_truth import Promise
 from tests.simulation.cluster_trouble import DRAWN, Incident
 from tests.simulation.copies_history import FOLLOWER, LEADER, MEMBER, CopiesHistory, Outcome
-from tests.simulation.delay_patrons import Patron
+from tests.simulation.delay_clients import Patron
 from tests.simulation.delay_truth import Arrival, DelayTruth
 from tests.simulation.delay_world import OPTIONS, SUBJECTS, DelayCluster
 from tests.simulation.planted import swapped
@@ -78,7 +78,7 @@ class DelayHistory(CopiesHistory):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """What is due is sent, and everybody has heard what became of what they asked for."""
+        """Due messages are sent, and every client has an answer to each of its requests."""
         deadline = self.world.loop.time() + DRAIN_S_MAX
         missing = 0
         while self.world.loop.time() < deadline and not self.truth.is_refuted:

@@ -1,5 +1,5 @@
-"""What must be true of delayed messages, whoever leads: what was taken is sent once, not before its time, unless it was
-cancelled; and what was answered about it stays true."""
+"""The model of delayed messages, whichever copy leads: a message that was taken is sent once, not before its time,
+unless it was cancelled. Answers about it stay true."""
 
 from __future__ import annotations
 

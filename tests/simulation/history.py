@@ -1,7 +1,7 @@
 """One history: a store on a simulated disk, a few lives long, each with an end of its own, all of it from one seed.
 
-A life opens the store (the power may go in the middle of that, too), checks all that must be true, lets the clients
-and a housekeeper loose, and ends: by a power cut, a kill, a failed sync, or a close. The clients and the model outlive
+A life opens the store, checks all that must be true, starts the clients and a housekeeper, and ends by a power cut, a
+kill, a failed sync, or a close. The power may also go in the middle of the opening. The clients and the model outlive
 it. Whatever contradicts the model ends the history, and the seed replays it.
 """
 

@@ -1,4 +1,4 @@
-"""What many simulated histories come to: the counts that a campaign of brokers and those of copies have in common."""
+"""The sums of many simulated histories: the counts that a campaign of brokers and those of copies have in common."""
 
 from __future__ import annotations
 

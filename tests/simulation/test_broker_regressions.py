@@ -32,9 +32,9 @@ async def connected(world: Simulation, name: str) -> Client:
 
 
 def test_an_ack_that_is_repeated_is_answered_no_sooner_than_the_first() -> None:
-    """A consumer acks, loses the connection and acks again. By then nothing is left to settle, and that was answered
-    at once; the power went before the first ack was on disk, and the broker took the consumer to hold the messages
-    still, while the consumer had been told that it does not. Nobody ever got them again."""
+    """A consumer acks, loses the connection and acks again. By then nothing is left to settle, and that was answered at
+    once. The power went before the first ack was on disk. The broker took the consumer to hold the messages still,
+    while the consumer had been told that it does not. Nobody ever got them again."""
 
     async def story(world: Simulation) -> None:
         disk = SimDisk(world.rng.child("disk"), world.loop.call_later)

@@ -4,8 +4,8 @@
       │  └───── clients     who stay where the tests run, as ZooKeeper does
       └──────── registry    where a proxy leads on to ZooKeeper, which listens on loopback alone
 
-Packets of a link that fails are sent to a hardware address that nobody has, so they vanish without a word, in the
-direction that is asked for; where it is cut, there is no route at all, and whoever dials is told so at once. Everything
+Packets of a link that fails are sent to a hardware address that nobody has, so they vanish without an error, in the
+given direction. Where the link is cut, there is no route at all, and a connection attempt fails at once. Everything
 ends with the processes that hold the namespaces, and those end with the one that started them.
 """
 

@@ -36,10 +36,10 @@ from fairway.storage.index_file import IndexRun
 
 SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; an actor that loses its bytes fetches again
 
-# The p99 of hot pulls beside a cold reader, relative to hot pulls alone: 3.5 without a rest; 2.1 with a rest of twice
-# the time and a fetch for every answer; 1.2 to 1.4 with several answers to a fetch and the loop standing aside; 1.15 to
-# 1.4 with a rest of 8 times the time; 1.21 to 1.33 with 16 times; 1.06 to 1.21 with 24 times, which costs the cold
-# reader a third of its rate with 16 (bench/fairness).
+# The p99 of hot pulls beside a cold reader, relative to hot pulls alone, is 3.5 without a rest. It is 2.1 with a rest
+# of twice the time and a fetch for every answer, and 1.2 to 1.4 with several answers to a fetch and the loop standing
+# aside. A rest of 8 times the time gives 1.15 to 1.4, 16 times 1.21 to 1.33, and 24 times 1.06 to 1.21. The last costs
+# the cold reader a third of its rate with 16 (bench/fairness).
 REST_FACTOR = 24
 _TOOK_NS_MAX = 5_000_000  # beyond this the group was waiting, not working
 _BUSY_NS = 50_000_000  # an actor that had a slice within this time is at work

@@ -14,7 +14,7 @@ a process may be paused between any check and its effect.
 
 `in_hand` says what happens to the work in hand when the leadership is suspended or about to end while `execute` runs.
 "finish": the work is finished, since a fence protects its effect, and the next leader waits. "abort": the work is
-aborted, which is right for work in one transaction, and the leadership changes at once. A plain function cannot be
+aborted, and the leadership changes at once. This is right for work in one transaction. A plain function cannot be
 interrupted: it calls `self.leadership.check()` where it can stop, and that raises `Deposed`. A coroutine is cancelled.
 
 If a part raises an error, the candidate hands over and resigns, and `elect` raises the error. `Deposed` is not such an

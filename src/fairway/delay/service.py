@@ -7,7 +7,7 @@ to its bucket. If the store fails, the service answers nothing more, and `failed
 
 `DueTimer` calls the engine when its time has come, and sooner when there is a reason to. Requests for a turn while a
 turn is due share that turn. After a turn of more than 2 ms, which happens when much is due at once, the timer pauses
-for as long as the turn took: in `fairway up` the broker that stores the due messages runs on the same loop. During a
+for as long as the turn took. In `fairway up` the broker that stores the due messages runs on the same loop. During a
 start the timer does not pause, because clients wait for the end of the start.
 """
 

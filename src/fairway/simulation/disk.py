@@ -115,9 +115,9 @@ class _Fetch:
 class SimDisk:
     """The `Disk` port as one process uses it (its *life*). All chance comes from `rng`: one seed, one history.
 
-    Switches may be set at any time, and carry over to the next life: `syncing` (False: syncs succeed and do nothing),
-    `dir_syncing` (the same for directories), `cold` (the chance that a `read_cached` misses), `is_blind` (nobody can
-    tell what is in memory, as on tmpfs), `slowness` (multiplies every latency).
+    Switches may be set at any time, and carry over to the next life. `syncing`: False: syncs succeed and do nothing.
+    `dir_syncing`: the same for directories. `cold`: the chance that a `read_cached` misses. `is_blind`: nobody can tell
+    what is in memory, as on tmpfs. `slowness` multiplies every latency.
 
     Unlike the real disk it takes commits after a failed sync, as a kernel would, so that a caller that wrongly
     continues is found out. After the end of a life, every call but `close` raises `SimulatedPowerCut`.

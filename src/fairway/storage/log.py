@@ -12,8 +12,9 @@ A message before such a segment was stored no later than the segment began, what
 effective times.
 
 `Log` is the base of the message log and the action log. A log knows bytes, positions and records; its owner knows their
-meaning. The log calls its owner in two cases: `on_roll` when a segment begins, so that the owner repeats there what
-readers of later segments need; `on_cut` when a full disk undid an append, so that the owner rolls its views back.
+meaning. The log calls its owner in two cases. It calls `on_roll` when a segment begins, so that the owner repeats there
+what readers of later segments need. It calls `on_cut` when a full disk undid an append, so that the owner rolls its
+views back.
 """
 
 from __future__ import annotations

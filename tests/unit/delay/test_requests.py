@@ -1,4 +1,4 @@
-"""The delay desk: what it takes, what it refuses and with which remedy, what it says about what is pending."""
+"""Requests at a delay server: which it takes or refuses, with which remedy, and its answers about pending messages."""
 
 from __future__ import annotations
 

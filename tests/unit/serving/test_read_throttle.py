@@ -1,4 +1,4 @@
-"""The turnstile: in order, for a bounded time per turn, a bounded number of senders."""
+"""The read throttle: in order, for a bounded time per turn, a bounded number of senders."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ The old bucket takes no more messages from the start of the split. The split wri
 buckets, some records per step so that nothing else waits, gathered into records of good size. Then one manifest
 switches. A message that is cancelled, sent or rescheduled meanwhile changes only its row, which stays the same row.
 After a crash before the switch, the old bucket is as it was, and a start deletes the private ones. If the disk has no
-room, the split waits. The split also waits before the switch until the decisions of its messages are final: the old
+room, the split waits. The split also waits before the switch until the decisions of its messages are final. The old
 bucket takes the data of cancelled and sent messages with it, and a decision that the replicas do not have yet may be
 undone.
 """

@@ -1,5 +1,5 @@
-"""Whoever writes to one group alone, in some histories: a few messages into its private inbox now and then, each batch
-sent again until it is answered."""
+"""A program that writes to one group alone, in some histories: a few messages into its private inbox now and then, each
+batch sent again until it is answered."""
 
 from __future__ import annotations
 

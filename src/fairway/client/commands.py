@@ -1,23 +1,18 @@
-"""The requests of a client beside sending and consuming, and the session of a line that asks them.
+"""The requests of a client beside sending and consuming.
 
 First come functions that check their arguments and return a `Command`: the request, with the type of its answer. The
-blocking and the asyncio client ask it.
+blocking and the asyncio client ask it, through the `RequestQueue` of a line. `repeats` decides when to ask again:
 
-Then comes `Questions`, the session. It asks each command once the line is open, and settles each once:
-
-    the connection was lost      ask again, if a second time does no harm; otherwise the caller gets `OutcomeUnknown`
-    NOT_MASTER, DRAINING         ask the next server
-    BUSY of a delay server       ask again when the server says: it has just been started and reads its files
-    any other refusal            the caller decides
+    the connection was lost      if a second time does no harm; otherwise the caller gets `OutcomeUnknown`
+    NOT_MASTER, DRAINING         always, at the next server
+    BUSY of a delay server       when the server says: it has just been started and reads its files
+    any other refusal            never: the caller decides
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import count
 from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
 from fairway import limits
@@ -50,8 +45,9 @@ from fairway.protocol.admin_messages import (
 )
 from fairway.protocol.delay_messages import Cancel, DelayTally, PendingListed, Reschedule, Resend
 from fairway.protocol.delivery import DecodedBatches, LazyBatch
-from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome
+from fairway.protocol.line import Answer, ConnectionLost
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Done, Whence
+from fairway.protocol.request_queue import ELSEWHERE, PendingRequest
 from fairway.protocol.route_messages import Govern, Route
 from fairway.runtime.buffers import Bytes
 
@@ -195,30 +191,19 @@ class Command(Generic[AnswerT]):
         self.answer_type = answer_type
 
 
-class CommandRequest(Generic[AnswerT]):
-    """One command that was given to `Questions`, and its outcome."""
+class CommandRequest(PendingRequest, Generic[AnswerT]):
+    """One command that was given to the line, and its outcome."""
 
-    __slots__ = ("_answer_type", "_outcome", "_told", "is_abandoned", "message", "refused")
+    __slots__ = ("_answer_type",)
 
-    def __init__(self, command: Command[AnswerT], told: Callable[[], None] | None) -> None:
-        self.message = command.message
-        self.is_abandoned = False  # the caller waits no longer: do not ask again
-        self.refused: Refused | None = None  # the last refusal after which the command is asked again
+    def __init__(self, command: Command[AnswerT]) -> None:
+        codec.encode(command.message)  # raises for the caller now, not later in the line's thread
+        super().__init__(command.message)
         self._answer_type = command.answer_type
-        self._outcome: RequestOutcome | None = None
-        self._told = told
-
-    def is_answered(self) -> bool:
-        return self._outcome is not None
-
-    def settle(self, outcome: RequestOutcome) -> None:
-        self._outcome = outcome
-        if self._told is not None:
-            self._told()
 
     def answer(self) -> tuple[AnswerT, Sequence[Bytes]]:
         """The answer and its attachments. Raises `Refused`, or `OutcomeUnknown` if the answer was lost."""
-        outcome = self._outcome
+        outcome = self.outcome
         if isinstance(outcome, Answer) and isinstance(outcome.message, self._answer_type):
             return outcome.message, outcome.attachments
         if isinstance(outcome, Refused):
@@ -229,60 +214,9 @@ class CommandRequest(Generic[AnswerT]):
         raise InvariantViolated(f"{type(self.message).__name__} was answered with {outcome!r}")
 
 
-class Questions:
-    """The session that asks commands."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[CommandRequest[ControlMessage]] = deque()
-        self._later: list[tuple[int, int, CommandRequest[ControlMessage]]] = []  # a heap, by when to ask again
-        self._numbers = count()
-
-    def put(self, command: Command[AnswerT], told: Callable[[], None] | None = None) -> CommandRequest[AnswerT]:
-        """Ask as soon as possible. `told` is called in the line's thread when the outcome is known."""
-        codec.encode(command.message)  # raises for the caller now, not later in the line's thread
-        question = CommandRequest(command, told)
-        self._waiting.append(question)  # type: ignore[arg-type]
-        return question
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no command waits to be asked. Commands that were asked may still be in flight."""
-        return all(each.is_abandoned for each in (*self._waiting, *(later[2] for later in self._later)))
-
-    def opened(self, now_ns: int) -> None:
-        """Do nothing: this session needs no first request."""
-
-    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
-        while self._later and self._later[0][0] <= now_ns:
-            self._waiting.append(heapq.heappop(self._later)[2])
-        while room and self._waiting:
-            question = self._waiting.popleft()
-            if not question.is_abandoned:
-                room -= 1
-                yield Ask(question.message, (), question)
-
-    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        if not isinstance(token, CommandRequest):
-            raise InvariantViolated(f"an answer to {token!r}, which is not a question")
-        if isinstance(outcome, ConnectionLost) and type(token.message) in HARMLESS_TWICE:
-            self._waiting.append(token)
-        elif isinstance(outcome, Refused) and outcome.code in _ELSEWHERE:
-            token.refused = outcome
-            self._waiting.append(token)  # the line gives no room until it has found another server
-        elif isinstance(outcome, Refused) and _is_passing(token, outcome):
-            token.refused = outcome
-            heapq.heappush(
-                self._later, (now_ns + (outcome.retry_after_ms or 0) * NS_PER_MS, next(self._numbers), token)
-            )
-        else:
-            token.settle(outcome)
-
-    def next_deadline(self) -> int | None:
-        return self._later[0][0] if self._later else None
-
-
-_ELSEWHERE = frozenset({Code.NOT_MASTER, Code.DRAINING})  # the server has done nothing, and the line looks for another
-
-
-def _is_passing(question: CommandRequest[ControlMessage], refused: Refused) -> bool:
-    return type(question.message) in ABOUT_DELAYED and refused.code is Code.BUSY and bool(refused.retry_after_ms)
+def repeats(message: ControlMessage, outcome: Refused | ConnectionLost) -> bool:
+    """Whether to ask a command again after this outcome."""
+    if isinstance(outcome, ConnectionLost):
+        return type(message) in HARMLESS_TWICE
+    is_loading = outcome.code is Code.BUSY and bool(outcome.retry_after_ms) and type(message) in ABOUT_DELAYED
+    return is_loading or outcome.code in ELSEWHERE

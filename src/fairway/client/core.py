@@ -12,13 +12,14 @@ from datetime import timedelta
 from functools import partial
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from fairway.client.commands import AnswerT, CommandRequest, Questions
+from fairway.client.commands import AnswerT, CommandRequest, repeats
 from fairway.client.spool.spool import SpoolOptions
 from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
 from fairway.errors import InvariantViolated, Misuse, Unreachable
 from fairway.protocol.line import Ask, ClientSession, Line, ReconnectOptions, RequestOutcome
 from fairway.protocol.producer_session import ProducerOptions, ProducerSession
 from fairway.protocol.receipts import Pending, PendingBatch
+from fairway.protocol.request_queue import RequestQueue
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
@@ -122,9 +123,9 @@ class ClientCore(Generic[PendingT, BatchT]):
             pending_type=pending_type,
             batch_type=batch_type,  # type: ignore[arg-type]  # any callable that makes a batch will do
         )
-        self.questions = Questions()
+        self.requests = RequestQueue(repeats)
         self.line.add(self.producing if stores else Mute(self.producing), now_ns)
-        self.line.add(self.questions, now_ns)
+        self.line.add(self.requests, now_ns)
 
     def _on_trouble(self, sentence: str, now_ns: int) -> None:
         self.producing.trouble(sentence, now_ns)
@@ -145,7 +146,7 @@ class ClientCore(Generic[PendingT, BatchT]):
     @property
     def is_idle(self) -> bool:
         """Whether no connection is needed: nothing is to be sent or asked, and no consumer is on the line."""
-        return self.line.sessions == _OWN_SESSIONS and self.questions.is_idle and not self.producing.unsettled()
+        return self.line.sessions == _OWN_SESSIONS and self.requests.is_idle and not self.producing.unsettled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +199,11 @@ def not_stored_yet(messages: int, timeout: Duration | None) -> TimeoutError:
     return TimeoutError(f"{messages} messages are not stored after {timeout} s: they may still be")
 
 
-def no_answer(question: CommandRequest[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
+def no_answer(request: CommandRequest[AnswerT], timeout: Duration, trouble: str | None) -> Exception:
     """The error after a time-out: the last refusal, if there was one, or a TimeoutError."""
-    if question.refused is not None:
-        return question.refused
-    kind = type(question.message).__name__
+    if request.refused is not None:
+        return request.refused
+    kind = type(request.message).__name__
     return TimeoutError(f"no answer to {kind} after {timeout} s: {trouble or 'the broker is silent'}")
 
 

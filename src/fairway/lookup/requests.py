@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from fairway.errors import InvariantViolated, RemoteProtocolError, Unreachable
+from fairway.errors import RemoteProtocolError, Unreachable
 from fairway.protocol import ConnectionOptions
-from fairway.protocol.line import Answer, Ask, ConnectionLost, Line, ReconnectOptions, RequestOutcome
+from fairway.protocol.line import Answer, ConnectionLost, Line, ReconnectOptions, RequestOutcome
 from fairway.protocol.messages import ControlMessage
+from fairway.protocol.request_queue import PendingRequest, RequestQueue
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
@@ -22,43 +23,11 @@ AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 _GOODBYE_S = 1.0
 
 
-class Inquiries:
-    """Session on a line: sends the waiting requests once the line is open. Each request is sent once. If its answer is
-    lost, the caller decides."""
-
-    def __init__(self, opened: Callable[[], None] | None = None) -> None:
-        self._waiting: deque[tuple[ControlMessage, asyncio.Future[RequestOutcome]]] = deque()
-        self._on_opened = opened
-
-    def put(self, message: ControlMessage, outcome: asyncio.Future[RequestOutcome]) -> None:
-        self._waiting.append((message, outcome))
-
-    def put_first(self, message: ControlMessage, outcome: asyncio.Future[RequestOutcome]) -> None:
-        self._waiting.appendleft((message, outcome))
-
-    def opened(self, now_ns: int) -> None:
-        if self._on_opened is not None:
-            self._on_opened()
-
-    def asks(self, room: int, now_ns: int) -> Iterator[Ask]:
-        while room and self._waiting:
-            message, outcome = self._waiting.popleft()
-            if not outcome.done():
-                room -= 1
-                yield Ask(message, (), outcome)
-
-    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        if not isinstance(token, asyncio.Future):
-            raise InvariantViolated(f"an answer to {token!r}, which is no question")
-        if not token.done():
-            token.set_result(outcome)
-
-    def next_deadline(self) -> int | None:
-        return None
-
-
 class Inquirer:
-    """A line with an `Inquiries` session, and its link. Create it on the loop that it lives on."""
+    """A line with a `RequestQueue`, and its link. Create it on the loop that it lives on.
+
+    Each request is sent once. If its answer is lost, the caller decides.
+    """
 
     def __init__(
         self,
@@ -72,12 +41,10 @@ class Inquirer:
         opened: Callable[[], None] | None = None,
         on_trouble: Callable[[str, int], None] | None = None,
     ) -> None:
-        self._clock = clock
-        self._loop = asyncio.get_running_loop()
         options = ReconnectOptions(hello=ConnectionOptions(name=name, features=features), backoff_most_ms=1_000)
         self.line = Line(rng, options, now_ns=clock.monotonic_ns(), on_trouble=on_trouble)
-        self._session = Inquiries(opened)
-        self.line.add(self._session, clock.monotonic_ns())
+        self._requests = RequestQueue(on_open=opened)
+        self.line.add(self._requests, clock.monotonic_ns())
         self._link = LoopLink(self.line, addresses, net, clock)
 
     async def connected(self, patience_s: float, first_s: float) -> bool:
@@ -90,18 +57,20 @@ class Inquirer:
 
     async def outcome(self, message: ControlMessage, timeout_s: float) -> RequestOutcome:
         """How the request ended. `ConnectionLost` also if nobody answered in time."""
-        outcome: asyncio.Future[RequestOutcome] = self._loop.create_future()
-        self._session.put(message, outcome)
+        settled = asyncio.Event()
+        request = self._requests.put(PendingRequest(message, settled.set))
         self._link.stir()
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await outcome
-        except TimeoutError:
-            return ConnectionLost(self.line.trouble or f"no answer within {timeout_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await settled.wait()
+            finally:
+                request.is_abandoned = True
+        return request.outcome or ConnectionLost(self.line.trouble or f"no answer within {timeout_s:g} s")
 
     def ask_first(self, message: ControlMessage) -> None:
         """Send this request before all that wait, and ignore the answer. For `opened`."""
-        self._session.put_first(message, self._loop.create_future())
+        self._requests.put_first(PendingRequest(message))
 
     async def ask(self, message: ControlMessage, kind: type[AnswerT], timeout_s: float) -> AnswerT:
         """The answer. Raises `Refused`, or `Unreachable` if no answer came."""

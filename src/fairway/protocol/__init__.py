@@ -16,6 +16,7 @@ The wire, used by servers and clients:
 The client, above the wire:
 
     line                 one client's connection to one broker, reconnected for ever; sessions live on a line
+    request_queue        single requests, each with one answer
     producer_session     the producer: buffer, batches, and a window in flight
     batch_builder        the batch that is being filled, and the checks of a message
     producer_stream      the sealed batches of one subject, in order

@@ -10,10 +10,11 @@ import pytest
 from fairway import limits
 from fairway.batch import MessageId
 from fairway.client import delayed_messages
-from fairway.client.commands import Questions
+from fairway.client.commands import CommandRequest, repeats
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol.delay_messages import Cancel, Decided, Fate, PendingMessage, PendingPage, Tallied, Which
 from fairway.protocol.line import Answer, ConnectionLost
+from fairway.protocol.request_queue import RequestQueue
 from fairway.runtime.clock import ManualClock
 
 NOW_MS = 1_700_000_000_000
@@ -149,8 +150,8 @@ def test_a_listing_asks_page_by_page_and_no_more_than_wanted() -> None:
 
 
 def test_a_delay_server_that_still_reads_is_asked_again_when_it_said() -> None:
-    questions = Questions()
-    question = questions.put(delayed_messages.count(Which()))
+    questions = RequestQueue(repeats)
+    question = questions.put(CommandRequest(delayed_messages.count(Which())))
     (ask,) = questions.asks(8, 0)
     questions.answered(ask.token, Refused(Code.BUSY, "loading", retry_after_ms=500), 0)
     assert not question.is_answered()
@@ -163,8 +164,8 @@ def test_a_delay_server_that_still_reads_is_asked_again_when_it_said() -> None:
 
 
 def test_a_cancel_whose_answer_was_lost_is_asked_again() -> None:
-    questions = Questions()
-    question = questions.put(delayed_messages.cancel(ID, None, None))
+    questions = RequestQueue(repeats)
+    question = questions.put(CommandRequest(delayed_messages.cancel(ID, None, None)))
     (ask,) = questions.asks(8, 0)
     questions.answered(ask.token, ConnectionLost("cut"), 0)
     (again,) = questions.asks(8, 0)
@@ -173,8 +174,8 @@ def test_a_cancel_whose_answer_was_lost_is_asked_again() -> None:
 
 
 def test_any_other_refusal_is_the_callers_to_judge() -> None:
-    questions = Questions()
-    question = questions.put(delayed_messages.count(Which()))
+    questions = RequestQueue(repeats)
+    question = questions.put(CommandRequest(delayed_messages.count(Which())))
     (ask,) = questions.asks(8, 0)
     questions.answered(ask.token, Refused(Code.BAD_REQUEST, "no desk"), 0)
     with pytest.raises(Refused, match="no desk"):

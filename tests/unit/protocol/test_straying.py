@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fairway.client.commands import Questions, describe
+from fairway.client.commands import CommandRequest, describe, repeats
 from fairway.errors import Code, Refused
 from fairway.protocol.admin_messages import Depth, Describe
 from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.line import STRAY_MS, STRAY_WAIT_MS_MAX, Line
 from fairway.protocol.messages import Join
+from fairway.protocol.request_queue import RequestQueue
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
 from tests.unit.protocol.wired import WiredLine, connected, ended
@@ -92,10 +93,10 @@ def test_one_refusal_counts_once_as_a_failure() -> None:
 
 
 def test_a_question_is_asked_again_of_the_next_one() -> None:
-    wired, questions = WiredLine(), Questions()
+    wired, questions = WiredLine(), RequestQueue(repeats)
     wired.line.add(questions, wired.now_ns)
     wired.connect()
-    question = questions.put(describe())
+    question = questions.put(CommandRequest(describe()))
     wired.pump()
     wired.refuse(Code.NOT_MASTER)
     assert not question.is_answered()
@@ -105,10 +106,10 @@ def test_a_question_is_asked_again_of_the_next_one() -> None:
 
 
 def test_a_question_that_reaches_a_server_about_to_stop_is_asked_again() -> None:
-    wired, questions = WiredLine(), Questions()
+    wired, questions = WiredLine(), RequestQueue(repeats)
     wired.line.add(questions, wired.now_ns)
     wired.connect()
-    question = questions.put(describe())
+    question = questions.put(CommandRequest(describe()))
     wired.pump()
     wired.refuse(Code.DRAINING)
     assert not question.is_answered()

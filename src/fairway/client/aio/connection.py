@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fairway.client.aio.receipts import AioBatch, AioPending
 from fairway.client.cluster.client import ClusterClient
-from fairway.client.commands import AnswerT, Command
+from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
     ClientCore,
     ClientOptions,
@@ -163,14 +163,14 @@ class AioServerConnection:
         timeout: Duration,  # noqa: ASYNC109
     ) -> tuple[AnswerT, Sequence[Bytes]]:
         """The answer to a command, and its attachments."""
-        question = self.core.questions.put(command)
+        request = self.core.requests.put(CommandRequest(command))
         self.link.stir()
         try:
-            if not await self.link.wait(question.is_answered, seconds_of(timeout)):
-                raise no_answer(question, timeout, self.core.line.trouble)
+            if not await self.link.wait(request.is_answered, seconds_of(timeout)):
+                raise no_answer(request, timeout, self.core.line.trouble)
         finally:
-            question.is_abandoned = True
-        return question.answer()
+            request.is_abandoned = True
+        return request.answer()
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

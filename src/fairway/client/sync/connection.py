@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from fairway.client.cluster.client import ClusterClient
-from fairway.client.commands import AnswerT, Command
+from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
     ClientCore,
     ClientOptions,
@@ -163,14 +163,14 @@ class SyncServerConnection:
         """The answer to a command, and its attachments."""
         link = self.link
         with link.lock:
-            question = self.core.questions.put(command)
+            request = self.core.requests.put(CommandRequest(command))
         link.pump()
         try:
-            if not link.wait(question.is_answered, seconds_of(timeout)):
-                raise no_answer(question, timeout, self.core.line.trouble)
+            if not link.wait(request.is_answered, seconds_of(timeout)):
+                raise no_answer(request, timeout, self.core.line.trouble)
         finally:
-            question.is_abandoned = True
-        return question.answer()
+            request.is_abandoned = True
+        return request.answer()
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

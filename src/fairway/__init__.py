@@ -40,18 +40,17 @@ from __future__ import annotations
 from fairway.batch import MessageId
 from fairway.career import Candidacy, Career, Leadership, elect
 from fairway.client.app import App
-from fairway.client.coalescing import CoalescingStatistics, RequestStatus
+from fairway.client.coalescing import CoalescingStatistics, QueueCoordinator, QueueEntry, RequestStatus
 from fairway.client.core import ClientOptions
 from fairway.client.delayed_messages import DelayedMessage, DelayedOutcome, InTransit, Redirection
 from fairway.client.forwarder_buffer import FailedItem, ForwarderCounts, ForwarderOptions, Outgoing
 from fairway.client.handler_results import Reject, Retry
-from fairway.client.idempotence_inboxes import AsyncExpiringStore, ClaimState, ExpiringInbox, ExpiringStore, MemoryInbox
+from fairway.client.idempotence import AsyncExpiringStore, ClaimState, ExpiringInbox, ExpiringStore, MemoryInbox
 from fairway.client.spool.spool import SpoolOptions, SpoolState
 from fairway.client.sync.client import Client, connect
-from fairway.client.sync.coalescing import QueueCoordinator, QueueEntry
+from fairway.client.sync.connection import SyncPending as Pending
 from fairway.client.sync.consumer import Consumer
 from fairway.client.sync.forwarder import Forwarder
-from fairway.client.sync.receipts import SyncPending as Pending
 from fairway.errors import (
     BadName,
     BufferFull,

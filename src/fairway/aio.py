@@ -11,12 +11,12 @@ from fairway.career import AioCareer as Career
 from fairway.career import elect_async as elect
 from fairway.client.aio.client import AioClient as Client
 from fairway.client.aio.client import connect
-from fairway.client.aio.coalescing import AioQueueCoordinator as QueueCoordinator
-from fairway.client.aio.coalescing import AioQueueEntry as QueueEntry
+from fairway.client.aio.connection import AioBatch as PendingBatch
+from fairway.client.aio.connection import AioPending as Pending
 from fairway.client.aio.consumer import AioConsumer as Consumer
 from fairway.client.aio.forwarder import AioForwarder as Forwarder
-from fairway.client.aio.receipts import AioBatch as PendingBatch
-from fairway.client.aio.receipts import AioPending as Pending
+from fairway.client.coalescing import AioQueueCoordinator as QueueCoordinator
+from fairway.client.coalescing import AioQueueEntry as QueueEntry
 
 __all__ = [
     "Candidacy",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import fairway
 
 if TYPE_CHECKING:
-    from fairway.client.sync.receipts import SyncPending
+    from fairway.client.sync.connection import SyncPending
 
 PATIENCE_S = 90.0  # a machine that is busy is slow, not broken
 _HANDFUL = 5

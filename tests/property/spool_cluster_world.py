@@ -144,16 +144,12 @@ class ClusterWorld(Journals):
         subject = ("red", "red", ORDERED)[self.rng.below(3)]
         for _ in range(1 + self.rng.below(4)):
             key = KEYS[self.rng.below(len(KEYS))] if subject == ORDERED else None
-            partitioner = self.cluster_client.partitioner(subject)
-            way = partitioner.pick(key)
             payload = b"%d" % len(self.sent)
-            add = way.producing.add_alone if way is self.meta and key is not None else way.producing.add
+            _, _, add = self.cluster_client.adding(subject, (payload, key, (), None, None, 0), is_alone=False)
             try:
-                pending = add(subject, payload, key)
+                pending = add()
             except BufferFull:
                 return
-            if way is self.meta:
-                self.cluster_client.settle(partitioner)
             self.sent.append(Sent(payload, subject, pending.batch, pending.index))
             self.keys.append(key)
 

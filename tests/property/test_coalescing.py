@@ -17,7 +17,7 @@ class EndsForAnybody(CoalescingTable[str]):
     """As the machine was first written down: whoever calls it, the head is gone."""
 
     def end(self, place: CoalescedRequest[str], now_ns: int) -> bool:
-        coordinator = self._desks.get(place.key)
+        coordinator = self._queues.get(place.key)
         return coordinator is not None and coordinator.head is not None and super().end(coordinator.head, now_ns)
 
 

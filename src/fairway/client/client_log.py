@@ -17,9 +17,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
-from fairway.client.core import Goal
-from fairway.protocol.consumer_options import ConsumingEvent, DeadLettered, JoinDelayed
+from fairway.client.core import Goal, ServerConnection
+from fairway.protocol.consumer_options import ConsumerOptions, ConsumingEvent, DeadLettered, JoinDelayed
+from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.delivery import DecodedBatches
 from fairway.protocol.line import Line
+from fairway.runtime.clock import Clock
+from fairway.runtime.rng import Rng
 from fairway.runtime.service import TimedFormatter
 from fairway.runtime.threads import Lock
 
@@ -173,6 +177,30 @@ class JoinLog:
             "consumer %s cannot join group %s on %s yet: %s",
             *(delayed.consumer, delayed.group, delayed.subject, delayed.sentence),
         )
+
+
+def logged_session(
+    options: ConsumerOptions,
+    connection: ServerConnection,
+    clock: Clock,
+    rng: Rng,
+    log: ClientLog | None,
+    *,
+    broker_group: str = "",
+    decoded: DecodedBatches | None = None,
+) -> ConsumerSession:
+    """A consumer's session for this connection, which reports to the log, if there is one."""
+    line = connection.core.line
+    return ConsumerSession(
+        options,
+        clock,
+        rng,
+        on_event=None if log is None else log.listener(line),
+        on_change=connection.link.stir,
+        on_join_delayed=JoinLog(line, log),
+        broker_group=broker_group,
+        decoded=decoded,
+    )
 
 
 @contextmanager

@@ -1,8 +1,19 @@
-"""Merges equal requests of one process: a table of state machines, one for each key in process (`fairway.coalesce`).
+"""Merges equal requests of one process: `QueueCoordinator` of `fairway` and of `fairway.aio`.
 
-Each machine has a *head*, the request that works on the key, and a *tail*, the request that waits. The table knows no
-thread, no loop and no clock. `fairway.client.sync.coalescing` and `fairway.client.aio.coalescing` bring a lock or a
-loop, the time, and a bell for each waiting request. The table adds three things to the machines:
+    coordinator = fairway.QueueCoordinator()
+
+    with coordinator.acquire(key) as turn:         waits while another request works on the key
+        if turn.is_mine:                           False: one request works and one waits already; skip the work
+            refresh(key)
+
+    @app.listener("cache.refresh", group="cache", concurrency=16)
+    @coordinator.coalesced(lambda message: message.key)
+    def refresh(message: fairway.Message) -> None: ...
+
+`CoalescingTable` has a state machine for each key in process (`fairway.coalesce`). Each machine has a *head*, the
+request that works on the key, and a *tail*, the request that waits. The table knows no thread, no loop and no clock.
+The coordinators bring a lock or a loop, the time, and a bell for each waiting request. The table adds three things to
+the machines:
 
 - *Time.* A head that has not ended within the time-out is evicted by the next request that comes or waits, and the tail
   takes its place. A head that was only slow can see that its turn is over, and its release does nothing. Work that
@@ -16,14 +27,20 @@ loop, the time, and a bell for each waiting request. The table adds three things
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Generic, Literal, TypeAlias, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
+from fairway.client.core import Duration, end_of, seconds_of
 from fairway.coalesce import CoalescingAnswer, Keep, Machine
 from fairway.errors import Code, Misuse, Refused, invariant
+from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.threads import Gate, Lock
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 KeepName: TypeAlias = Literal["first", "latest"]
@@ -144,7 +161,7 @@ class CoalescingTable(Generic[KeyT]):
         self._keep = Keep(keep)
         self._keys_max = keys_max
         # In the order of `due_ns`: a machine with a new head goes to the end.
-        self._desks: dict[KeyT, _KeyQueue[KeyT]] = {}
+        self._queues: dict[KeyT, _KeyQueue[KeyT]] = {}
         self._spare: _KeyQueue[KeyT] | None = None  # the last freed machine: making a new one costs as much as its use
         self._sweep_ns = 0
         self._hottest: _Hottest[KeyT] = _Hottest()
@@ -155,10 +172,10 @@ class CoalescingTable(Generic[KeyT]):
 
     def ask(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
         """Give a new request its status: accepted, waiting or declined."""
-        key_queue = self._desks.get(place.key)
+        key_queue = self._queues.get(place.key)
         if key_queue is not None and key_queue.due_ns <= now_ns:
             self._evict(place.key, key_queue, now_ns)
-            key_queue = self._desks.get(place.key)
+            key_queue = self._queues.get(place.key)
         if key_queue is None:
             key_queue = self._open(place.key, now_ns)
         answer, declined = key_queue.enqueue(place, self._keep)
@@ -177,7 +194,7 @@ class CoalescingTable(Generic[KeyT]):
 
     def end(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
         """End the request; False: it was not the head, and nothing has changed."""
-        key_queue = self._desks.get(place.key)
+        key_queue = self._queues.get(place.key)
         if key_queue is None or key_queue.head is not place:
             return False
         place.status = _RELEASED
@@ -186,7 +203,7 @@ class CoalescingTable(Generic[KeyT]):
 
     def withdraw(self, place: CoalescedRequest[KeyT]) -> bool:
         """Stop the request's wait; False: it was not waiting."""
-        key_queue = self._desks.get(place.key)
+        key_queue = self._queues.get(place.key)
         if key_queue is None or key_queue.withdraw(place) is not CoalescingAnswer.WITHDRAWN:
             return False
         self._withdrawn += 1
@@ -195,7 +212,7 @@ class CoalescingTable(Generic[KeyT]):
 
     def leave(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
         """End the request if it is the head, withdraw it if it is the tail."""
-        key_queue = self._desks.get(place.key)
+        key_queue = self._queues.get(place.key)
         if key_queue is not None and key_queue.head is place:
             place.status = _RELEASED
             self._dequeue(place.key, key_queue, now_ns)
@@ -204,28 +221,35 @@ class CoalescingTable(Generic[KeyT]):
 
     def renew(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
         """Give the head the whole time-out once more; False: the request is not the head any more."""
-        key_queue = self._desks.get(place.key)
+        key_queue = self._queues.get(place.key)
         if key_queue is None or key_queue.head is not place:
             return False
         self._lead(place.key, key_queue, now_ns)
         return True
 
-    def look(self, place: CoalescedRequest[KeyT], now_ns: int) -> int:
-        """The ns until a waiting request looks again: then the head is evicted, if no bell rings before. 0: now."""
-        key_queue = self._desks.get(place.key)
+    def look(self, place: CoalescedRequest[KeyT], now_ns: int, end_ns: int | None = None) -> int:
+        """The ns until a waiting request looks again: then the head is evicted, if no bell rings before.
+
+        0: the wait is over. A request that has waited until `end_ns` is withdrawn.
+        """
+        key_queue = self._queues.get(place.key)
         if key_queue is None or place.status is not RequestStatus.WAITING:
             return 0
         if key_queue.due_ns <= now_ns:
             self._evict(place.key, key_queue, now_ns)
             return 0
-        return key_queue.due_ns - now_ns
+        if end_ns is None:
+            return key_queue.due_ns - now_ns
+        if end_ns <= now_ns:
+            self.withdraw(place)
+        return max(min(key_queue.due_ns, end_ns) - now_ns, 0)
 
     # --- keys --------------------------------------------------------------------------------------------------------
 
     def sweep(self, now_ns: int) -> int:
         """Evict the heads whose time is up; returns how many."""
         self._sweep_ns = now_ns + self._timeout_ns
-        overdue = list(takewhile(lambda item: item[1].due_ns <= now_ns, self._desks.items()))
+        overdue = list(takewhile(lambda item: item[1].due_ns <= now_ns, self._queues.items()))
         for key, key_queue in overdue:
             self._evict(key, key_queue, now_ns)
         return len(overdue)
@@ -239,25 +263,25 @@ class CoalescingTable(Generic[KeyT]):
             withdrawn=self._withdrawn,
             evicted=self._evicted,
             refused=self._refused,
-            keys=len(self._desks),
+            keys=len(self._queues),
             hottest=self._hottest.ranked(),
         )
 
     def _open(self, key: KeyT, now_ns: int) -> _KeyQueue[KeyT]:
         if key is None:
             raise Misuse("a key of None names nothing: requests without a key are not the same request")
-        if now_ns >= self._sweep_ns or len(self._desks) >= self._keys_max:
+        if now_ns >= self._sweep_ns or len(self._queues) >= self._keys_max:
             self.sweep(now_ns)
-        if len(self._desks) >= self._keys_max:
+        if len(self._queues) >= self._keys_max:
             self._refused += 1
-            oldest = next(iter(self._desks.values()))
+            oldest = next(iter(self._queues.values()))
             raise Refused(
                 Code.BUSY,
-                f"{len(self._desks):,} keys are in process at once: release turns, or raise keys_max",
+                f"{len(self._queues):,} keys are in process at once: release turns, or raise keys_max",
                 retry_after_ms=max((oldest.due_ns - now_ns) // 1_000_000, 1),
             )
         key_queue, self._spare = self._spare or _KeyQueue(), None
-        self._desks[key] = key_queue
+        self._queues[key] = key_queue
         return key_queue
 
     def _evict(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
@@ -272,7 +296,7 @@ class CoalescingTable(Generic[KeyT]):
     def _dequeue(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
         head = key_queue.head
         if head is None or key_queue.dequeue(head) is _FREED:
-            del self._desks[key]
+            del self._queues[key]
             self._spare = key_queue
             return
         self._promoted += 1
@@ -283,5 +307,261 @@ class CoalescingTable(Generic[KeyT]):
     def _lead(self, key: KeyT, key_queue: _KeyQueue[KeyT], now_ns: int) -> None:
         """Start the time-out of a head again: it is now the last to be evicted."""
         key_queue.due_ns = now_ns + self._timeout_ns
-        del self._desks[key]
-        self._desks[key] = key_queue
+        del self._queues[key]
+        self._queues[key] = key_queue
+
+
+# --- for threads ------------------------------------------------------------------------------------------------------
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT")
+
+
+class QueueEntry(CoalescedRequest[KeyT]):
+    """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
+
+    `QueueCoordinator.acquire` makes it. Entering its `with` waits; leaving releases. Any thread may release it, once.
+    """
+
+    __slots__ = ("_clock", "_lock", "_table")
+
+    def __init__(self, table: CoalescingTable[KeyT], clock: Clock, lock: Lock, key: KeyT) -> None:
+        super().__init__(key)
+        self._table = table
+        self._clock = clock
+        self._lock = lock
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait for this request's turn. False: the request was declined, or withdrawn after `timeout`.
+
+        A request at work that does not end within the coordinator's time-out loses its turn, and the wait ends.
+        """
+        if self.status is not RequestStatus.WAITING:
+            return self.is_mine
+        end_ns, gate = end_of(timeout, self._clock), Gate()
+        try:
+            while (wait_ns := self._look(gate, end_ns)) > 0:
+                gate.wait(wait_ns / 1e9)
+        except BaseException:  # Ctrl-C, for example: nobody would release the turn later
+            self._leave()
+            raise
+        return self.is_mine
+
+    def release(self) -> bool:
+        """End this request's turn, so that the waiting request may begin.
+
+        False: the turn was not this request's, or no longer, and nothing has changed.
+        """
+        with self._lock:
+            return self._table.end(self, self._clock.monotonic_ns())
+
+    def renew(self) -> bool:
+        """Count the time-out from now, because the work takes long. False: the turn is not this request's any more."""
+        with self._lock:
+            return self._table.renew(self, self._clock.monotonic_ns())
+
+    def __enter__(self) -> Self:
+        if self.status is RequestStatus.WAITING:
+            self.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _look(self, gate: Gate, end_ns: int | None) -> int:
+        """How long to wait at the gate, in ns; 0: no longer."""
+        with self._lock:
+            self.bell = gate.open
+            return self._table.look(self, self._clock.monotonic_ns(), end_ns)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._table.leave(self, self._clock.monotonic_ns())
+
+
+class QueueCoordinator(Generic[KeyT]):
+    """Lets one request per key work and one wait, and declines further ones. For any number of threads."""
+
+    def __init__(
+        self,
+        *,
+        timeout: Duration = TIMEOUT_S,
+        keep: KeepName = "first",
+        keys_max: int = KEYS_MAX,
+        clock: Clock | None = None,
+    ) -> None:
+        """Set the rules.
+
+        `timeout`: a request that works longer without `renew` loses its turn. `keep`: which of two requests may wait.
+        With "latest" a newcomer takes the place of the waiting request, and that request is declined.
+        """
+        self._table: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
+        self._clock = clock or RealClock()
+        self._lock = Lock()
+
+    def acquire(self, key: KeyT) -> QueueEntry[KeyT]:
+        """Ask for a turn on a key, without waiting. Look at `status`, or enter the `with` to wait.
+
+        Each call is a request of its own: a thread that has the turn and asks again waits for itself.
+        """
+        turn = QueueEntry(self._table, self._clock, self._lock, key)
+        with self._lock:
+            self._table.ask(turn, self._clock.monotonic_ns())
+        return turn
+
+    def coalesced(
+        self, key_of: Callable[[Any], KeyT | None]
+    ) -> Callable[[Callable[[RequestT], ResultT]], Callable[[RequestT], ResultT | None]]:
+        """Decorate a handler. A declined call returns None, so that its message is acked.
+
+        A request whose key is None is handled as if there were no coordinator.
+        """
+
+        def decorate(handler: Callable[[RequestT], ResultT]) -> Callable[[RequestT], ResultT | None]:
+            @functools.wraps(handler)
+            def merged(request: RequestT) -> ResultT | None:
+                key = key_of(request)
+                if key is None:
+                    return handler(request)
+                with self.acquire(key) as turn:
+                    return handler(request) if turn.is_mine else None
+
+            return merged
+
+        return decorate
+
+    def sweep(self) -> int:
+        """Take the turn from every request whose time is up, and return how many there were.
+
+        New requests do the same by themselves, about once per time-out.
+        """
+        with self._lock:
+            return self._table.sweep(self._clock.monotonic_ns())
+
+    def statistics(self) -> CoalescingStatistics[KeyT]:
+        """The counts of all requests so far."""
+        with self._lock:
+            return self._table.statistics()
+
+
+# --- for tasks --------------------------------------------------------------------------------------------------------
+
+
+class AioQueueEntry(CoalescedRequest[KeyT]):
+    """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
+
+    `QueueCoordinator.acquire` makes it. Entering its `async with` waits; leaving releases. A task that is cancelled
+    while it waits gives up its place.
+    """
+
+    __slots__ = ("_clock", "_table")
+
+    def __init__(self, table: CoalescingTable[KeyT], clock: Clock, key: KeyT) -> None:
+        super().__init__(key)
+        self._table = table
+        self._clock = clock
+
+    async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  ours, with an answer of its own
+        """Wait for this request's turn. False: the request was declined, or withdrawn after `timeout`.
+
+        A request at work that does not end within the coordinator's time-out loses its turn, and the wait ends.
+        """
+        if self.status is not RequestStatus.WAITING:
+            return self.is_mine
+        end_ns = end_of(timeout, self._clock)
+        try:
+            while (wait_ns := self._table.look(self, self._clock.monotonic_ns(), end_ns)) > 0:
+                await self._rung(wait_ns / 1e9)
+        except BaseException:  # cancelled: nobody would release the turn later
+            self._table.leave(self, self._clock.monotonic_ns())
+            raise
+        return self.is_mine
+
+    def release(self) -> bool:
+        """End this request's turn, so that the waiting request may begin.
+
+        False: the turn was not this request's, or no longer, and nothing has changed.
+        """
+        return self._table.end(self, self._clock.monotonic_ns())
+
+    def renew(self) -> bool:
+        """Count the time-out from now, because the work takes long. False: the turn is not this request's any more."""
+        return self._table.renew(self, self._clock.monotonic_ns())
+
+    async def __aenter__(self) -> Self:
+        await self.wait()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._table.leave(self, self._clock.monotonic_ns())
+
+    async def _rung(self, timeout_s: float) -> None:
+        """Wait until the bell rings or the timeout has passed."""
+        loop = asyncio.get_running_loop()
+        heard = loop.create_future()
+
+        def ring() -> None:
+            if not heard.done():
+                heard.set_result(None)
+
+        self.bell = ring
+        timer = loop.call_later(timeout_s, ring)
+        try:
+            await heard
+        finally:
+            timer.cancel()
+            self.bell = None
+
+
+class AioQueueCoordinator(Generic[KeyT]):
+    """Lets one request per key work and one wait, and declines further ones. For the tasks of one loop."""
+
+    def __init__(
+        self,
+        *,
+        timeout: Duration = TIMEOUT_S,
+        keep: KeepName = "first",
+        keys_max: int = KEYS_MAX,
+        clock: Clock | None = None,
+    ) -> None:
+        """Set the rules, as for `fairway.QueueCoordinator`."""
+        self._table: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
+        self._clock = clock or RealClock()
+
+    def acquire(self, key: KeyT) -> AioQueueEntry[KeyT]:
+        """Ask for a turn on a key, without waiting. Look at `status`, or enter the `async with` to wait."""
+        turn = AioQueueEntry(self._table, self._clock, key)
+        self._table.ask(turn, self._clock.monotonic_ns())
+        return turn
+
+    def coalesced(
+        self, key_of: Callable[[Any], KeyT | None]
+    ) -> Callable[[Callable[[RequestT], Awaitable[ResultT]]], Callable[[RequestT], Awaitable[ResultT | None]]]:
+        """Decorate an `async def` handler, as `fairway.QueueCoordinator.coalesced` decorates plain ones."""
+
+        def decorate(
+            handler: Callable[[RequestT], Awaitable[ResultT]],
+        ) -> Callable[[RequestT], Awaitable[ResultT | None]]:
+            @functools.wraps(handler)
+            async def merged(request: RequestT) -> ResultT | None:
+                key = key_of(request)
+                if key is None:
+                    return await handler(request)
+                async with self.acquire(key) as turn:
+                    return await handler(request) if turn.is_mine else None
+
+            return merged
+
+        return decorate
+
+    def sweep(self) -> int:
+        """Take the turn from every request whose time is up, and return how many there were."""
+        return self._table.sweep(self._clock.monotonic_ns())
+
+    def statistics(self) -> CoalescingStatistics[KeyT]:
+        """The counts of all requests so far."""
+        return self._table.statistics()

@@ -1,17 +1,20 @@
 """The parts that the blocking and the asyncio client share: one line with its sessions, options, and error texts.
 
-`ClientCore` is the line to one server with a producer's session and a session for commands. The two clients add the
-waiting: `fairway.client.sync` with a threaded link, `fairway.client.aio` on the caller's loop.
+`ClientCore` is the line to one server with a producer's session and a queue of single requests. The two clients add the
+waiting: `fairway.client.sync` with a threaded link, `fairway.client.aio` on the caller's loop. `ServerConnection` is
+what their connections have in common, for the parts that work with either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from fairway import limits
 from fairway.client.commands import AnswerT, CommandRequest, repeats
 from fairway.client.spool.spool import SpoolOptions
 from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
@@ -45,6 +48,44 @@ def seconds_of(duration: Duration) -> float:
 def limit_of(timeout: Duration | None) -> float | None:
     """The same for a timeout that may be None: for ever."""
     return None if timeout is None else seconds_of(timeout)
+
+
+SLICE_MESSAGES = 4 * limits.BATCH_MESSAGES_MAX  # the first batches travel while the next slice is encoded
+
+
+class MessageSlice(NamedTuple):
+    """A part of the messages of `send_many`, with the same part of every column."""
+
+    payloads: Sequence[bytes]
+    columns: dict[str, Any]
+
+    def at(self, places: Sequence[int]) -> MessageSlice:
+        """The messages at these indexes."""
+        columns = {name: [column[at] for at in places] for name, column in self.columns.items()}
+        return MessageSlice([self.payloads[at] for at in places], columns)
+
+
+def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | None) -> Iterator[MessageSlice]:
+    """Yield the messages in order, a slice at a time. Columns that are None are left out."""
+    if isinstance(payloads, bytes | bytearray | str):
+        raise TypeError(f"payloads are a list of bytes, not one {type(payloads).__name__}: write [payload]")
+    given = {name: column for name, column in columns.items() if column is not None}
+    count = len(payloads)
+    for name, column in given.items():
+        if len(column) != count:
+            raise Misuse(f"{len(column)} {name} for {count} payloads: give one for each, or None for the whole column")
+    if count <= SLICE_MESSAGES:
+        if count:
+            yield MessageSlice(payloads, given)
+        return
+    for at in range(0, count, SLICE_MESSAGES):
+        end = at + SLICE_MESSAGES
+        yield MessageSlice(payloads[at:end], {name: column[at:end] for name, column in given.items()})
+
+
+def end_of(timeout: Duration | None, clock: Clock) -> int | None:
+    """The end of a timeout that begins now, on the monotonic clock in ns; None: never."""
+    return None if timeout is None else clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +188,37 @@ class ClientCore(Generic[PendingT, BatchT]):
     def is_idle(self) -> bool:
         """Whether no connection is needed: nothing is to be sent or asked, and no consumer is on the line."""
         return self.line.sessions == _OWN_SESSIONS and self.requests.is_idle and not self.producing.unsettled()
+
+
+class Linked(Protocol):
+    """A link, driven by a thread or by a loop."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    def stir(self) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    def redirect(self, addresses: Sequence[BrokerAddress], leader: BrokerAddress | None) -> None: ...
+
+
+class ServerConnection(Protocol):
+    """A line, its sessions and its link: what the connections of both clients have in common."""
+
+    @property
+    def core(self) -> ClientCore[Any, Any]: ...
+
+    @property
+    def producing(self) -> ProducerSession[Any, Any]: ...
+
+    @property
+    def link(self) -> Linked: ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=ServerConnection)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Delayed messages: their due times, and the requests about them, for the blocking and the asyncio client.
+"""Delayed messages: due times, requests about them, and `client.delayed` of the blocking and the asyncio client.
 
 `send` fixes the due time in whole milliseconds, rounded up so that no message is early: `after` counts from the call by
 this machine's clock, and `at` is a point in time. The clock of the delay server decides when the due time has come.
@@ -9,18 +9,22 @@ travels in a batch of its own, so that its refusal concerns no other message.
 
 from __future__ import annotations
 
+import builtins
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeAlias
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
 from fairway import limits
 from fairway.batch import MessageId
 from fairway.batch.layout import TIME_MS_MAX
-from fairway.client.commands import Command
+from fairway.client.commands import AnswerT, Command
 from fairway.client.core import Duration, seconds_of
 from fairway.client.settings import id_of
 from fairway.errors import Misuse
@@ -244,3 +248,180 @@ class Listing:
         self.is_done = not page.next or self._left == 0
         for each in page.messages:
             yield DelayedMessage(each.subject, each.id, each.key, moment_of(each.due_ms), each.size_bytes)
+
+
+# --- `client.delayed` -------------------------------------------------------------------------------------------------
+
+
+class AskDelayServer(Protocol):
+    """Asks a delay server, or all of them, and waits for the answer."""
+
+    def __call__(self, command: Command[AnswerT]) -> AnswerT: ...
+
+
+class Delayed:
+    """Requests about delayed messages. Each waits for its answer; the answer to a change means that it is durable."""
+
+    def __init__(self, ask: AskDelayServer, clock: Clock, askers: Callable[[], list[AskDelayServer]]) -> None:
+        """`ask` asks all groups of delay servers and merges the answers; `askers` returns one callable for each."""
+        self._ask = ask
+        self._clock = clock
+        self._askers = askers
+
+    def cancel(
+        self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
+    ) -> DelayedOutcome:
+        """Cancel a message by the id in its receipt, or all pending messages of a key in a subject."""
+        return decision_of(self._ask(cancel(id, subject, key)))
+
+    def reschedule(
+        self,
+        id: MessageId | str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
+    ) -> DelayedOutcome:
+        """Give these messages another due time, sooner or later."""
+        due_ms = due_of(after, at, self._clock)
+        return decision_of(self._ask(reschedule(id, subject, key, due_ms)))
+
+    def list(
+        self,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+        limit: int | None = None,
+    ) -> Iterator[DelayedMessage]:
+        """The pending messages in the order of due times. The iterator asks for pages as the caller goes on."""
+        which = which_of(subject, key_prefix, between)
+        walks = [_walk(ask, Listing(which, limit)) for ask in self._askers()]
+        return walks[0] if len(walks) == 1 else islice(merge(*walks, key=attrgetter("due_at")), limit)
+
+    def count(self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None) -> int:
+        return self._ask(count(which_of(subject, key_prefix, between))).count
+
+    def in_transit(self) -> builtins.list[InTransit]:
+        """Due messages on their way, by broker group: too late to cancel, and not known to be stored there yet."""
+        return in_transit_of(self._ask(count(Which())))
+
+    def resend(self, group: str) -> Redirection:
+        """Send the messages on their way to a broker group that is gone for good to other groups.
+
+        Nobody can tell any more which messages the lost group has stored, so these may be delivered twice.
+        """
+        resent = self._ask(resend(group))
+        return Redirection(resent.messages, resent.left)
+
+    def histogram(
+        self,
+        width: Duration,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+    ) -> dict[datetime, int]:
+        """The number of messages due in each stretch of that width, by its start (UTC), without empty stretches."""
+        asked = histogram(which_of(subject, key_prefix, between), width)
+        return stretches_of(self._ask(asked))
+
+
+def _walk(ask: AskDelayServer, listing: Listing) -> Iterator[DelayedMessage]:
+    while not listing.is_done:
+        yield from listing.messages(ask(listing.command()))
+
+
+class AioAskDelayServer(Protocol):
+    """Asks a delay server, or all of them."""
+
+    async def __call__(self, command: Command[AnswerT]) -> AnswerT: ...
+
+
+class AioDelayed:
+    """Requests about delayed messages. The answer to a change means that it is durable."""
+
+    def __init__(
+        self, ask: AioAskDelayServer, clock: Clock, askers: Callable[[], Awaitable[list[AioAskDelayServer]]]
+    ) -> None:
+        """`ask` asks all groups of delay servers and merges the answers; `askers` returns one callable for each."""
+        self._ask = ask
+        self._clock = clock
+        self._askers = askers
+
+    async def cancel(
+        self, id: MessageId | str | None = None, *, subject: str | None = None, key: str | None = None
+    ) -> DelayedOutcome:
+        """Cancel a message by the id in its receipt, or all pending messages of a key in a subject."""
+        return decision_of(await self._ask(cancel(id, subject, key)))
+
+    async def reschedule(
+        self,
+        id: MessageId | str | None = None,
+        *,
+        subject: str | None = None,
+        key: str | None = None,
+        after: Duration | None = None,
+        at: datetime | None = None,
+    ) -> DelayedOutcome:
+        """Give these messages another due time, sooner or later."""
+        due_ms = due_of(after, at, self._clock)
+        return decision_of(await self._ask(reschedule(id, subject, key, due_ms)))
+
+    def list(
+        self,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[DelayedMessage]:
+        """The pending messages in the order of due times. The iterator asks for pages as the caller goes on."""
+        return self._walks(which_of(subject, key_prefix, between), limit)
+
+    async def _walks(self, which: Which, limit: int | None) -> AsyncIterator[DelayedMessage]:
+        """Merge the walks through all groups of delay servers by due time, up to `limit` messages."""
+        walks = [_walk_async(ask, Listing(which, limit)) for ask in await self._askers()]
+        heads = {walk: head for walk in walks if (head := await anext(walk, None)) is not None}
+        left = limit
+        while heads and left != 0:
+            walk = min(heads, key=lambda each: heads[each].due_at)
+            yield heads[walk]
+            left = None if left is None else left - 1
+            head = await anext(walk, None)
+            if head is None:
+                del heads[walk]
+            else:
+                heads[walk] = head
+
+    async def count(
+        self, subject: str | None = None, key_prefix: str | None = None, between: Between | None = None
+    ) -> int:
+        return (await self._ask(count(which_of(subject, key_prefix, between)))).count
+
+    async def in_transit(self) -> builtins.list[InTransit]:
+        """Due messages on their way, by broker group: too late to cancel, and not known to be stored there yet."""
+        return in_transit_of(await self._ask(count(Which())))
+
+    async def resend(self, group: str) -> Redirection:
+        """Send the messages on their way to a broker group that is gone for good to other groups.
+
+        Nobody can tell any more which messages the lost group has stored, so these may be delivered twice.
+        """
+        resent = await self._ask(resend(group))
+        return Redirection(resent.messages, resent.left)
+
+    async def histogram(
+        self,
+        width: Duration,
+        subject: str | None = None,
+        key_prefix: str | None = None,
+        between: Between | None = None,
+    ) -> dict[datetime, int]:
+        """The number of messages due in each stretch of that width, by its start (UTC), without empty stretches."""
+        asked = histogram(which_of(subject, key_prefix, between), width)
+        return stretches_of(await self._ask(asked))
+
+
+async def _walk_async(ask: AioAskDelayServer, listing: Listing) -> AsyncIterator[DelayedMessage]:
+    while not listing.is_done:
+        for message in listing.messages(await ask(listing.command())):
+            yield message

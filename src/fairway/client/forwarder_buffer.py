@@ -40,9 +40,10 @@ from fairway.errors import BufferFull, DiskFull, FairwayError, Misuse, StorageFa
 from fairway.protocol.line import NS_PER_MS, RetryDelays
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import Clock
-from fairway.runtime.rng import Rng
+from fairway.runtime.rng import RealRng, Rng
 
 ItemT = TypeVar("ItemT")
+SentT = TypeVar("SentT")
 
 MESSAGES_PER_ITEM_MAX = 1 << 16  # the ids of an item's messages derive from the item's number
 
@@ -141,13 +142,15 @@ class Item(Generic[ItemT]):
         self.is_keeping = False  # on its way to the journal
         self.is_finished = False
 
-    def messages(self, made: Made) -> Iterator[tuple[Outgoing, MessageId]]:
-        """The messages that `process` made, with ids that are the same each time the item is processed."""
-        if made is None:
-            return
-        for index, each in enumerate([made] if isinstance(made, Outgoing) else made):
+    def send(self, send: Callable[..., SentT], made: Made) -> list[SentT]:
+        """Send the messages that `process` made, with ids that are the same each time the item is processed."""
+        sent: list[SentT] = []
+        outgoing = [] if made is None else [made] if isinstance(made, Outgoing) else made
+        for index, each in enumerate(outgoing):
             _check(each, index)
-            yield each, MessageId(self.owner, self.number * MESSAGES_PER_ITEM_MAX + index)
+            name = MessageId(self.owner, self.number * MESSAGES_PER_ITEM_MAX + index)
+            sent.append(send(each.subject, each.payload, each.key, each.tags, each.headers, name, each.after, each.at))
+        return sent
 
 
 def _check(made: object, index: int) -> None:
@@ -293,6 +296,11 @@ class ForwarderBuffer(Generic[ItemT]):
         if oldest is None or now_ns < self._full_until_ns:
             return False
         return len(self._unkept) > self._options.persist_items or now_ns - oldest.since_ns >= self._persist_ns
+
+    def check_durable(self) -> None:
+        """Raise if this forwarder has no journal."""
+        if self._own is None:
+            raise Misuse("this forwarder has no journal: give it one, journal='/var/lib/app/spool'")
 
     def persist(self) -> None:
         """Write every item in memory to the journal that is not there yet."""
@@ -453,6 +461,19 @@ class ForwarderBuffer(Generic[ItemT]):
 
     # --- state -------------------------------------------------------------------------------------------------------
 
+    def keep_time(self) -> float | None:
+        """Do what is due by time alone: wake workers for retries, write items that have waited too long.
+
+        Returns how long to wait until the next call, in s; None: until something changes.
+        """
+        now_ns = self._clock.monotonic_ns()
+        self.look(now_ns)
+        due_ns = self.next_ns()
+        if due_ns is not None and due_ns <= now_ns:
+            self._on_change()  # a retry is due: wake a worker
+            due_ns = now_ns + 10_000_000
+        return None if due_ns is None else (due_ns - now_ns) / 1e9
+
     def next_ns(self) -> int | None:
         """When the next retry or write is due by time alone."""
         dues = [self._retries[0][0]] if self._retries else []
@@ -493,3 +514,22 @@ class ForwarderBuffer(Generic[ItemT]):
         return ForwarderCounts(
             self._accepted, self._forwarded, self._messages, len(self._items), self.on_disk, self._retried, self._aside
         )
+
+
+def open_buffer(
+    options: ForwarderOptions[ItemT], clock: Clock, post: Callable[..., object], on_change: Callable[[], None]
+) -> tuple[ItemJournal | None, ForwarderBuffer[ItemT]]:
+    """The buffer of a new forwarder, and the directory of its journal, if it has one. `post` runs completions."""
+    rng = RealRng()
+    journal = None if options.journal is None else ItemJournal(options, clock, post)
+    buffer = ForwarderBuffer(
+        options,
+        clock,
+        rng,
+        journal=None if journal is None else journal.make(rng),
+        on_change=on_change,
+        on_finished=(lambda _: None) if journal is None else journal.finished,
+    )
+    if journal is not None:
+        journal.start(buffer.adopt)
+    return journal, buffer

@@ -7,13 +7,18 @@ back instead. The blocking and the asyncio consumer share this module.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
 
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.consumer_options import ConsumerCounts
 from fairway.protocol.delivery import Message, may_begin
+from fairway.runtime.clock import Clock
+
+ResultT = TypeVar("ResultT")
 
 HANDFUL = 256  # the lock and a look at the line cost about 20 µs, a message alone less than 1 µs
 LEAVE_S = 10.0  # a closing consumer waits so long until its settlements are stored
@@ -62,11 +67,26 @@ class Source(Protocol):
     def abandon(self) -> None: ...
 
 
-class TakenMessages:
+class Waiter(Protocol):
+    """The part of a link that both kinds of consumers use."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+    def check(self) -> None: ...
+
+    def pump(self) -> None: ...
+
+
+class TakenMessages(ABC):
     """The part of a consumer that never waits."""
 
-    def __init__(self, session: Source) -> None:
+    def __init__(self, session: Source, forget: Callable[[], None], link: Waiter, clock: Clock) -> None:
+        """`forget` removes the session from its line, and is called under the lock."""
         self._session = session
+        self._forget = forget
+        self._link = link
+        self._clock = clock
         self._in_hand: deque[Message] = deque()
         self._is_closed = False
         self._is_stopped = False  # or closed
@@ -84,6 +104,41 @@ class TakenMessages:
     def ack(self, messages: Sequence[Message]) -> None:
         """Ack many messages, faster than one by one."""
         self._session.ack(messages)
+
+    def pause(self) -> None:
+        """Take no more messages from the broker until `resume`. Messages in hand stay in hand."""
+        with self._link.lock:
+            self._session.pause()
+
+    def resume(self) -> None:
+        self._change(self._session.resume)
+
+    def rest(self) -> bool:
+        """Give back the messages that no handler has begun, and take no more until the next call asks for a message.
+
+        For a program whose handlers are all busy for long: other consumers get the messages. False: there were none.
+        """
+        return self._change(self._rest)
+
+    def stop(self) -> None:
+        """Begin to end. Loops over the consumer end, and messages that no handler has begun go back at once.
+
+        Handlers may still settle the messages that they have begun. `close` follows.
+        """
+        if self._is_stopped or self._is_orphan:
+            return
+        self._is_stopped = True
+        self._give_back()
+        self._change(lambda: self._session.drain(self._clock.monotonic_ns()))
+
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether this is a forked child, and the session belongs to the parent."""
+        return False
+
+    @abstractmethod
+    def _change(self, change: Callable[[], ResultT]) -> ResultT:
+        """Change the session under the lock. Then wake those who wait, and send what there is to send."""
 
     def _sound(self) -> Iterator[Message]:
         """Yield the messages in hand that may begin. Several threads may do this at once."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from fairway import Client
-    from fairway.client.bulk_send import PendingMany
+    from fairway.client.sync.connection import PendingMany
     from fairway.demo.shop import ShopGroupReport
     from fairway.runtime.process import Child
     from fairway.runtime.signals import Ending

@@ -22,8 +22,7 @@ from typing import Final, Generic, NamedTuple, Protocol
 from fairway.client import url as urls
 from fairway.client.aio.connection import AioServerConnection
 from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.server_connection import ConnectionT
-from fairway.client.core import ClientOptions, Goal, meta_server
+from fairway.client.core import ClientOptions, ConnectionT, Goal, meta_server
 from fairway.client.sync.connection import SyncServerConnection
 from fairway.client.url import BrokerAddress, ClientTarget
 from fairway.lookup.routes import home

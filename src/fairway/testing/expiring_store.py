@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fairway.client.idempotence_inboxes import ClaimState
+from fairway.client.idempotence import ClaimState
 from fairway.runtime.clock import Clock, RealClock
 
 

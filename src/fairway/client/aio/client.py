@@ -23,13 +23,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from fairway.batch import MessageId
 from fairway.client import commands, url
 from fairway.client.aio.cluster import AioClusterClient, AioConsumerLink
-from fairway.client.aio.connection import AioServerConnection
+from fairway.client.aio.connection import AioBatch, AioPending, AioServerConnection
 from fairway.client.aio.consumer import AioConsumer
-from fairway.client.aio.receipts import AioAnswers, AioBatch, AioDelayed, AioPending
-from fairway.client.bulk_send import slices
-from fairway.client.client_log import ClientLog, JoinLog
-from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.requests import is_elsewhere
+from fairway.client.client_log import ClientLog, logged_session
+from fairway.client.cluster.requests import is_elsewhere, to_scan
 from fairway.client.commands import SCAN_BYTES, AnswerT, Command, Scanning, SeekTarget
 from fairway.client.core import (
     ASK_S,
@@ -38,14 +35,16 @@ from fairway.client.core import (
     Duration,
     Goal,
     delay_server,
+    end_of,
     failures,
     limit_of,
     meta_server,
     not_stored_yet,
     note_failures,
     seconds_of,
+    slices,
 )
-from fairway.client.delayed_messages import due_of, dues_of, is_far
+from fairway.client.delayed_messages import AioAskDelayServer, AioDelayed, due_of, dues_of, is_far
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool.spool import SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
@@ -53,7 +52,7 @@ from fairway.client.spool.thread import AnySpoolHandle
 from fairway.client.taken_messages import LEAVE_S
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin_messages import Configured, Depth, Described, Redriven, Removed, Sought, Switched
-from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import LazyBatch
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.receipts import BatchReceipt, Receipt
@@ -131,13 +130,10 @@ class AioClient:
             meta_server(meta) if meta else Goal(self._target.brokers)
         )
         if meta:
-            self._cluster_client = AioClusterClient(
-                ClusterClient(connection, self._new_connection, self._clock, self._rng), self._options.producer
-            )
+            self._cluster_client = AioClusterClient(connection, self._new_connection, self._clock, self._rng)
         try:
             if self._options.spool is not None:
-                cluster_client = None if self._cluster_client is None else self._cluster_client.inner
-                self._spooling = connection.spooling(self._options.spool, self._rng, cluster_client)
+                self._spooling = connection.spooling(self._options.spool, self._rng, self._cluster_client)
             await connection.wait_connected(self._patience_s)
         except BaseException as error:
             if isinstance(error, Unreachable) and self._spooling is not None:
@@ -299,18 +295,14 @@ class AioClient:
                 continue
             connection = self._connection if due_ms is None else self._delaying()
             add = partial(connection.producing.add_many, subject, part.payloads, **part.columns)
-            try:
-                batches += add()
-            except BufferFull as full:
-                batches += await connection.wait_and_put(add, full)
-            connection.link.pump()
+            batches += await connection.put_many(add)
         return [await each for each in batches]
 
     async def flush(self, timeout: Duration | None = None) -> None:  # noqa: ASYNC109  as in the sync face
         """Wait until everything sent so far is stored or has failed. Raises a group of failures nobody has seen."""
-        limit_s = limit_of(timeout)
+        end_ns = end_of(timeout, self._clock)
         self._connection.check()
-        if not await self._flushed(None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)):
+        if not await self._flushed(end_ns):
             raise not_stored_yet(sum(connection.producing.messages for connection in self._connections()), timeout)
         self._raise_unseen()
 
@@ -349,36 +341,29 @@ class AioClient:
         """Join a group on a subject. `fairway.ConsumerOptions` describes the settings."""
         connection, options = self._connection, options_of(subject, group, settings)
         if self._cluster_client is not None:
-            return self._herded(
-                self._cluster_client, AioConsumerLink(options, connection, self._clock, self._rng, self._log)
-            )
+            return self._cluster_consumer(self._cluster_client, connection, options)
         link, line = connection.link, connection.core.line
-        on_event = None if self._log is None else self._log.listener(line)
-        session = ConsumerSession(
-            options,
-            self._clock,
-            self._rng,
-            on_change=link.stir,
-            on_event=on_event,
-            on_join_delayed=JoinLog(line, self._log),
-        )
+        session = logged_session(options, connection, self._clock, self._rng, self._log)
         made = AioConsumer(session, partial(line.remove, session), link, self._clock, self._consumers.remove)
         self._consumers.append(made)
         line.add(session, self._clock.monotonic_ns(), session.detach)
         link.stir()
         return made
 
-    def _herded(self, cluster_client: AioClusterClient, link: AioConsumerLink) -> AioConsumer:
+    def _cluster_consumer(
+        self, cluster_client: AioClusterClient, connection: AioServerConnection, options: ConsumerOptions
+    ) -> AioConsumer:
         """A consumer on every broker group of its subject."""
+        link = AioConsumerLink(options, connection, self._clock, self._rng, self._log)
         cluster_consumer = link.cluster_consumer
 
         def left(consumer: AioConsumer) -> None:
-            cluster_client.inner.leave(cluster_consumer)
+            cluster_client.leave(cluster_consumer)
             self._consumers.remove(consumer)
 
         made = AioConsumer(cluster_consumer, cluster_consumer.forget, link, self._clock, left)
         self._consumers.append(made)
-        cluster_client.inner.join(cluster_consumer)
+        cluster_client.join(cluster_consumer)
         return made
 
     # --- asking ------------------------------------------------------------------------------------------------------
@@ -405,9 +390,9 @@ class AioClient:
             return await self._answer(command)
         connection = self._delaying()
         await connection.wait_connected(self._patience_s)
-        return (await connection.ask(command, ASK_S))[0]
+        return await connection.answer(command)
 
-    async def _askers_delayed(self) -> list[AioAnswers]:
+    async def _askers_delayed(self) -> list[AioAskDelayServer]:
         """One callable for each group of delay servers."""
         return [self._ask_delayed] if self._cluster_client is None else await self._cluster_client.delay_askers()
 
@@ -476,10 +461,9 @@ class AioClient:
         self, subject: str, start: SeekTarget = "earliest", end: int | None = None, *, bytes_max: int = SCAN_BYTES
     ) -> AsyncIterator[LazyBatch]:
         """Read stored batches without a group, up to `end`, or up to the committed end at the start of the scan."""
-        connection = self._connection
-        connections = (
-            [connection] if self._cluster_client is None else await self._cluster_client.to_scan(subject, start, end)
-        )
+        connections, cluster_client = [self._connection], self._cluster_client
+        if cluster_client is not None:
+            connections = await cluster_client.drive(to_scan(cluster_client, subject, start, end))
         for each in connections:
             scanning = Scanning(subject, start, end, bytes_max)
             while not scanning.is_done:
@@ -511,7 +495,7 @@ class AioClient:
         finally:
             self._is_closed = True
             if self._cluster_client is not None:
-                self._cluster_client.inner.close()
+                self._cluster_client.close()
             async with AsyncExitStack() as all_of_them:  # closes every one, even if another raises
                 if self._spooling is not None:
                     all_of_them.callback(self._spooling.close)  # called last

@@ -1,18 +1,19 @@
-"""One connection of an asyncio client: a line, its sessions, and the link that carries them.
+"""One connection of an asyncio client, and the outcomes of what is sent there. The twin of `client.sync.connection`.
 
-The blocking twin is `fairway.client.sync.connection`.
+Any number of tasks may await an outcome. Each waits on a future of its own, because cancelling a task cancels the
+future that the task waits on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from typing import Any, TypeVar
 
-from fairway.client.aio.receipts import AioBatch, AioPending
 from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
+    ASK_S,
     ClientCore,
     ClientOptions,
     ConnectionWatch,
@@ -26,7 +27,7 @@ from fairway.client.spool.spool import SpoolOptions
 from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.line import NS_PER_MS
-from fairway.protocol.receipts import Flush, Receipt
+from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, Receipt
 from fairway.runtime.buffers import Bytes
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
@@ -36,6 +37,41 @@ from fairway.runtime.rng import Rng
 T = TypeVar("T")
 
 FIRST_S = 30.0  # wait so long for the first attempt to connect
+
+
+class AioBatch(PendingBatch):
+    """The outcome of a batch, shared by its messages."""
+
+    __slots__ = ()
+
+    def wait(self) -> Generator[Any, None, None]:
+        """Return when the outcome is known."""
+        if not self.done():
+            told = asyncio.get_running_loop().create_future()
+            self.when_settled(lambda _: None if told.done() else told.set_result(None))
+            yield from told
+
+    def __await__(self) -> Generator[Any, None, BatchReceipt]:
+        yield from self.wait()
+        return self.receipt()
+
+
+class AioPending(Pending):
+    """The outcome of one message: awaiting it returns the receipt, or raises the error of a failed message."""
+
+    __slots__ = ()
+
+    batch: AioBatch
+
+    def result(self) -> Receipt:
+        """The receipt. Call this only when `done`."""
+        return self.receipt()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        batch = self.batch
+        if not batch.done():
+            yield from batch.wait()
+        return self.receipt()
 
 
 class AioServerConnection:
@@ -53,6 +89,7 @@ class AioServerConnection:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
+        self.block_s = options.producer.block_ms / 1_000
         self.core: ClientCore[AioPending, AioBatch] = ClientCore(
             clock, rng, options, pending_type=AioPending, batch_type=AioBatch, stores=goal.stores, watch=watch
         )
@@ -120,6 +157,15 @@ class AioServerConnection:
     async def _put_later(self, add: Callable[[], AioPending], full: BufferFull) -> Receipt:
         return await (await self.wait_and_put(add, full))
 
+    async def put_many(self, add: Callable[[], list[AioBatch]]) -> list[AioBatch]:
+        """Add many messages, and wait for room if there is none. They leave at once."""
+        try:
+            batches = add()
+        except BufferFull as full:
+            batches = await self.wait_and_put(add, full)
+        self.link.pump()
+        return batches
+
     async def wait_and_put(self, add: Callable[[], T], full: BufferFull) -> T:
         """Wait for room, in turn, and add again. With `when_full="raise"`, raise `full` at once."""
         if self._options.when_full == "raise":
@@ -171,6 +217,10 @@ class AioServerConnection:
         finally:
             request.is_abandoned = True
         return request.answer()
+
+    async def answer(self, command: Command[AnswerT], timeout: Duration = ASK_S) -> AnswerT:  # noqa: ASYNC109
+        """The answer to a command, alone."""
+        return (await self.ask(command, timeout))[0]
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

@@ -6,26 +6,24 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Protocol, Self
 
-from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.taken_messages import HANDFUL, LEAVE_S, Source, TakenMessages, check_most
+from fairway.client.core import Duration, end_of, seconds_of
+from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, Waiter, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
 
 
-class AioWaiter(Protocol):
+class AioWaiter(Waiter, Protocol):
     """The part of a link that a consumer uses; `AioConsumerLink` offers the same for several links."""
-
-    def check(self) -> None: ...
 
     async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
 
     def stir(self) -> None: ...
 
-    def pump(self) -> None: ...
-
 
 class AioConsumer(TakenMessages):
     """One member of a group. Several tasks may take messages; each message goes to one of them."""
+
+    _link: AioWaiter
 
     def __init__(
         self,
@@ -35,11 +33,7 @@ class AioConsumer(TakenMessages):
         clock: Clock,
         on_close: Callable[[AioConsumer], None],
     ) -> None:
-        """`forget` removes the session from its line."""
-        super().__init__(session)
-        self._forget = forget
-        self._link = link
-        self._clock = clock
+        super().__init__(session, forget, link, clock)
         self._on_close = on_close
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -59,8 +53,7 @@ class AioConsumer(TakenMessages):
         """Between 1 and `most` messages, as soon as there are any. An empty list: the timeout has passed."""
         check_most(most)
         self._session.wish(most)
-        limit_s = limit_of(timeout)
-        end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
+        end_ns = end_of(timeout, self._clock)
         while await self._refill(end_ns, most):
             if found := self._some(most):
                 return found
@@ -82,7 +75,7 @@ class AioConsumer(TakenMessages):
         self._link.stir()  # pulls more into the room that was made
         return has_some
 
-    # --- pausing and flushing ----------------------------------------------------------------------------------------
+    # --- flushing and changing ---------------------------------------------------------------------------------------
 
     async def flush(self, timeout: Duration = LEAVE_S) -> bool:  # noqa: ASYNC109
         """Wait until the broker has confirmed every settlement so far; False: the timeout has passed.
@@ -94,35 +87,12 @@ class AioConsumer(TakenMessages):
         self._check_lasting()
         return is_in_time
 
-    def pause(self) -> None:
-        """Take no more messages from the broker until `resume`. Messages in hand stay in hand."""
-        self._session.pause()
-
-    def resume(self) -> None:
-        self._session.resume()
+    def _change(self, change: Callable[[], ResultT]) -> ResultT:
+        result = change()
         self._link.stir()
-
-    def rest(self) -> bool:
-        """Give back the messages that no handler has begun, and take no more until the next call asks for a message.
-
-        For a program whose handlers are all busy for long: other consumers get the messages. False: there were none.
-        """
-        is_resting = self._rest()
-        self._link.stir()
-        return is_resting
+        return result
 
     # --- ending ------------------------------------------------------------------------------------------------------
-
-    def stop(self) -> None:
-        """Begin to end. Loops over the consumer end, and messages that no handler has begun go back at once.
-
-        Handlers may still settle the messages that they have begun. `close` follows.
-        """
-        if not self._is_stopped:
-            self._is_stopped = True
-            self._give_back()
-            self._session.drain(self._clock.monotonic_ns())
-            self._link.stir()
 
     async def close(self, timeout: Duration = LEAVE_S) -> None:  # noqa: ASYNC109
         """Leave the group. The broker stores all settlements, and gives unsettled messages to others at once."""

@@ -26,11 +26,11 @@ from fairway.client.forwarder_buffer import (
     ItemT,
     Made,
     lost_items,
+    open_buffer,
 )
 from fairway.client.sync.forwarder import KEEP_S, STOP_S
 from fairway.errors import BufferFull, Misuse
 from fairway.runtime.clock import RealClock
-from fairway.runtime.rng import RealRng
 
 
 class AioForwarder(Generic[ItemT]):
@@ -52,23 +52,12 @@ class AioForwarder(Generic[ItemT]):
         """Start the tasks; `async with` calls this."""
         if self._buffer_or_none is not None:
             raise Misuse("a forwarder is started once: make another")
-        loop, rng = asyncio.get_running_loop(), RealRng()
+        loop = asyncio.get_running_loop()
 
         def post(callback: Callable[..., None], *args: object) -> None:
             loop.call_soon_threadsafe(callback, *args)
 
-        if self._options.journal is not None:
-            self._journal = ItemJournal(self._options, self._clock, post)
-        self._buffer_or_none = ForwarderBuffer(
-            self._options,
-            self._clock,
-            rng,
-            journal=None if self._journal is None else self._journal.make(rng),
-            on_change=self._ring,
-            on_finished=self._journal.finished if self._journal is not None else lambda _: None,
-        )
-        if self._journal is not None:
-            self._journal.start(self._buffer.adopt)
+        self._journal, self._buffer_or_none = open_buffer(self._options, self._clock, post, self._ring)
         work = [self._work() for _ in range(self._options.workers)]
         self._tasks = [loop.create_task(each, name="fairway-forwarder") for each in [*work, self._keep_time()]]
 
@@ -106,8 +95,7 @@ class AioForwarder(Generic[ItemT]):
 
     async def persist(self, timeout: Duration = KEEP_S) -> None:  # noqa: ASYNC109
         """Return when every item accepted so far is sent on or on disk. Raises TimeoutError after `timeout`."""
-        if not self._buffer.is_durable:
-            raise Misuse("this forwarder has no journal: give it one, journal='/var/lib/app/spool'")
+        self._buffer.check_durable()
         self._buffer.persist()
         if not await self._until(lambda: self._buffer.is_kept, seconds_of(timeout)):
             raise TimeoutError(f"not all items are on disk after {timeout} s: {self._buffer.counts()}")
@@ -181,15 +169,8 @@ class AioForwarder(Generic[ItemT]):
         return True
 
     async def _keep_time(self) -> None:
-        """Do what is due by time alone: wake workers for retries, write items that have waited too long."""
         while not self._is_stopped:
-            now_ns = self._clock.monotonic_ns()
-            self._buffer.look(now_ns)
-            due_ns = self._buffer.next_ns()
-            if due_ns is not None and due_ns <= now_ns:
-                self._ring()  # a retry is due: wake a worker
-                due_ns = now_ns + 10_000_000
-            await self._wait(None if due_ns is None else (due_ns - now_ns) / 1e9)
+            await self._wait(self._buffer.keep_time())
 
     async def _work(self) -> None:
         while not self._is_stopped:
@@ -209,10 +190,7 @@ class AioForwarder(Generic[ItemT]):
         made = self._process(item.value)
         if inspect.isawaitable(made):
             made = await made
-        sends = [
-            self._client.send(each.subject, each.payload, each.key, each.tags, each.headers, name, each.after, each.at)
-            for each, name in item.messages(made)
-        ]
+        sends = item.send(self._client.send, made)
         for each in sends:
             await each
         return len(sends)

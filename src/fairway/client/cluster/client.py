@@ -15,21 +15,117 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from fairway import batch
-from fairway.client.cluster.partitioner import Partitioner
-from fairway.client.cluster.server_connection import ConnectionT
-from fairway.client.core import Goal
+from fairway.client.core import ConnectionT, Goal, MessageSlice
 from fairway.client.url import BrokerAddress
 from fairway.errors import FairwayError, Misuse, NotSent
-from fairway.lookup.routes import Routes
+from fairway.lookup.routes import Routes, home
 from fairway.names import Subject
 from fairway.protocol.producer_stream import SealedBatch
 from fairway.protocol.receipts import BatchReceipt
 from fairway.protocol.route_messages import ClientRole, GroupRoute, SubjectRoute
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
+
+T = TypeVar("T")
+
+
+class Partitioner(Generic[ConnectionT]):
+    """Chooses the broker group for each message of one subject: for delayed messages (`is_due`), or for the others.
+
+    Groups take turns, so that each gets as many messages. The turn changes between batches, not between messages:
+    otherwise batches would be half as full. A group that takes no messages now (the client is not connected to it, or
+    has to send it batches again) is passed over while another group takes them.
+
+    In an ordered subject the messages of a key go to one group, the same from every client, and wait for that group.
+    """
+
+    __slots__ = ("_at", "_connections", "_names", "connection", "is_due", "is_ordered", "subject", "why")
+
+    def __init__(self, subject: str, connection: ConnectionT, *, is_due: bool) -> None:
+        self.subject = subject
+        self.is_due = is_due
+        self.is_ordered = False
+        self.connection = connection  # takes messages without a key now
+        self.why = ""  # why no group takes messages
+        self._names: tuple[str, ...] = ()
+        self._connections: tuple[ConnectionT, ...] = ()
+        self._at = -1
+
+    @property
+    def connections(self) -> tuple[ConnectionT, ...]:
+        """The connections to the groups that take the subject's messages; empty if none is known."""
+        return self._connections
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of these groups, in the same order."""
+        return self._names
+
+    def place(self, route: SubjectRoute, connections: Sequence[ConnectionT], nowhere: ConnectionT) -> None:
+        """Use these connections from now on.
+
+        A partitioner that still points to `nowhere` stays there: the caller sends on what waits there first.
+        """
+        self.is_ordered = route.is_ordered
+        self.why = route.why
+        self._names, self._connections = tuple(route.writable), tuple(connections)
+        if not connections:
+            self.connection = nowhere
+        elif self.connection not in (nowhere, *connections):
+            self.turn()
+
+    def pick(self, key: str | None) -> ConnectionT:
+        """The connection for one more message."""
+        if len(self._connections) < 2:
+            return self.connection
+        if self.is_ordered and key is not None:
+            return self._connections[home(key, self._names)]
+        connection = self.connection
+        if connection.producing.is_filling(self.subject, self.is_due) and connection.core.line.is_open:
+            return connection
+        return self.turn()
+
+    def turn(self) -> ConnectionT:
+        """Give the turn to the next connection."""
+        if self._connections:
+            self.connection = self.next_connection()
+        return self.connection
+
+    def next_connection(self, key: str | None = None) -> ConnectionT:
+        """The next connection that takes messages, or just the next if none does. An ordered key has its own."""
+        if self.is_ordered and key is not None:
+            return self._connections[home(key, self._names)]
+        count = len(self._connections)
+        turns = [(self._at + step) % count for step in range(1, count + 1)]
+        self._at = next((at for at in turns if self._takes(self._connections[at])), turns[0])
+        return self._connections[self._at]
+
+    def another(self, connection: ConnectionT) -> ConnectionT | None:
+        """Another connection that takes messages now. None if there is none, or if the subject is ordered."""
+        if self.is_ordered:
+            return None
+        return next((each for each in self._connections if each is not connection and self._takes(each)), None)
+
+    def _takes(self, connection: ConnectionT) -> bool:
+        producing = connection.producing
+        return (
+            connection.core.line.is_open
+            and producing.is_flowing(self.subject, is_due=self.is_due)
+            and producing.room_for(1, 0)
+        )
+
+    def shares(self, part: MessageSlice) -> dict[ConnectionT, MessageSlice]:
+        """Divide messages with keys among the connections, in their order."""
+        if not self.is_ordered or len(self._connections) < 2:
+            return {self.pick(None): part}
+        found: dict[ConnectionT, list[int]] = {}
+        for index, key in enumerate(part.columns["keys"]):
+            connection = self.connection if key is None else self._connections[home(key, self._names)]
+            found.setdefault(connection, []).append(index)
+        return {connection: part.at(places) for connection, places in found.items()}
 
 
 class SubjectFollower(Protocol[ConnectionT]):
@@ -53,10 +149,10 @@ class ClusterClient(Generic[ConnectionT]):
         self._clock = clock
         self._lock = meta.link.lock
         self._connections: dict[str, ConnectionT] = {}
-        self._steered: dict[str, _Course] = {}
+        self._dialed: dict[str, _DialOrder] = {}
         self._routed: set[str] = set()  # groups that some route names or has named; never iterated
-        self._spots: dict[str, Partitioner[ConnectionT]] = {}
-        self._due_spots: dict[str, Partitioner[ConnectionT]] = {}
+        self._partitioners: dict[str, Partitioner[ConnectionT]] = {}
+        self._due_partitioners: dict[str, Partitioner[ConnectionT]] = {}
         self._followers: list[SubjectFollower[ConnectionT]] = []
         self._is_called = False
         self._is_closed = False
@@ -85,8 +181,8 @@ class ClusterClient(Generic[ConnectionT]):
 
     def partitioner(self, subject: str, *, is_due: bool = False) -> Partitioner[ConnectionT]:
         """The partitioner of a subject. The first call asks for the route; until the answer, messages wait."""
-        spots = self._due_spots if is_due else self._spots
-        return spots.get(subject) or self._new_partitioner(subject, is_due)
+        partitioners = self._due_partitioners if is_due else self._partitioners
+        return partitioners.get(subject) or self._new_partitioner(subject, is_due)
 
     def _new_partitioner(self, subject: str, is_due: bool) -> Partitioner[ConnectionT]:
         name = str(Subject.parse(subject))
@@ -95,19 +191,52 @@ class ClusterClient(Generic[ConnectionT]):
 
     def seek(self, name: str, *, is_due: bool) -> Partitioner[ConnectionT]:
         """The same, for a caller that holds the lock of the meta connection."""
-        spots = self._due_spots if is_due else self._spots
-        partitioner = spots.get(name)
+        partitioners = self._due_partitioners if is_due else self._partitioners
+        partitioner = partitioners.get(name)
         if partitioner is None:
-            partitioner = spots[name] = Partitioner(name, self.meta, is_due=is_due)
+            partitioner = partitioners[name] = Partitioner(name, self.meta, is_due=is_due)
             self._routes[ClientRole.SCHEDULER if is_due else ClientRole.PRODUCER].want(name)
             self.meta.link.stir()
         return partitioner
 
-    def settle(self, partitioner: Partitioner[ConnectionT]) -> None:
-        """Send on what waits on the meta connection, if the subject's broker groups are known by now."""
-        with self._lock:
-            if partitioner.connections:
-                self._settle(partitioner)
+    def adding(
+        self, subject: str, message: tuple[Any, ...], *, is_alone: bool
+    ) -> tuple[Partitioner[ConnectionT], ConnectionT, Callable[[], Any]]:
+        """The connection for one more message, and the call that adds the message there, under the connection's lock.
+
+        `message` holds the columns, and the due time is the last of them.
+        """
+        partitioners = self._due_partitioners if message[-1] else self._partitioners
+        partitioner = partitioners.get(subject) or self._new_partitioner(subject, bool(message[-1]))
+        key = message[1]
+        connection = partitioner.pick(key)
+        producing = connection.producing
+        if connection is not self.meta:
+            add = producing.add_alone if is_alone else producing.add
+            return partitioner, connection, partial(add, subject, *message)
+        # The route is not known. In an ordered subject the key may belong to another group than its neighbours'.
+        add = producing.add if key is None and not is_alone else producing.add_alone
+        return partitioner, connection, partial(self.add_unrouted, partitioner, partial(add, subject, *message))
+
+    def adding_many(
+        self, partitioner: Partitioner[ConnectionT], part: MessageSlice
+    ) -> list[tuple[ConnectionT, Callable[[], list[Any]]]]:
+        """The same for many messages: one broker group, unless an ordered subject divides them by their keys."""
+        has_keys = part.columns.get("keys") is not None
+        shares = partitioner.shares(part) if has_keys else {partitioner.pick(None): part}
+        calls: list[tuple[ConnectionT, Callable[[], list[Any]]]] = []
+        for connection, share in shares.items():
+            add = partial(connection.producing.add_many, partitioner.subject, share.payloads, **share.columns)
+            is_unrouted = connection is self.meta
+            calls.append((connection, partial(self.add_unrouted, partitioner, add) if is_unrouted else add))
+        return calls
+
+    def add_unrouted(self, partitioner: Partitioner[ConnectionT], add: Callable[[], T]) -> T:
+        """Add to the meta connection, under its lock. The route may have come meanwhile: then send on what waits."""
+        added = add()
+        if partitioner.connections:
+            self._settle(partitioner)
+        return added
 
     def _settle(self, partitioner: Partitioner[ConnectionT]) -> None:
         for spooled in self.meta.producing.lend(partitioner.subject, is_due=partitioner.is_due):
@@ -165,23 +294,23 @@ class ClusterClient(Generic[ConnectionT]):
         with self._lock:
             if self._is_closed:
                 return None
-            course, known = _Course.of(route), self._steered.get(route.name)
+            order, known = _DialOrder.of(route), self._dialed.get(route.name)
             connection = self._connections.get(route.name)
             if connection is None or known is None:
-                self._steered[route.name] = course
+                self._dialed[route.name] = order
                 connection = self._connections[route.name] = self._new_connection(
-                    Goal(course.addresses, f"{route.kind} group {route.name}", is_routed=True)
+                    Goal(order.addresses, f"{route.kind} group {route.name}", is_routed=True)
                 )
                 connection.producing.broker_group = route.name
                 connection.producing.on_failure = partial(self._on_failure, route.name, connection)
                 if self.on_connection is not None:
                     self.on_connection(route.name, connection)
                 return connection
-            if course == known or course.epoch < known.epoch:
+            if order == known or order.epoch < known.epoch:
                 return connection
-            self._steered[route.name] = course
-        if course.addresses:
-            connection.link.redirect(course.addresses, course.leader)
+            self._dialed[route.name] = order
+        if order.addresses:
+            connection.link.redirect(order.addresses, order.leader)
         return connection
 
     def _on_failure(self, name: str, connection: ConnectionT) -> None:
@@ -193,7 +322,7 @@ class ClusterClient(Generic[ConnectionT]):
         with connection.link.lock:
             unsettled = connection.producing.unsettled()
         for subject, is_due in unsettled:
-            partitioner = (self._due_spots if is_due else self._spots).get(subject)
+            partitioner = (self._due_partitioners if is_due else self._partitioners).get(subject)
             other = None if partitioner is None else partitioner.another(connection)
             if partitioner is not None and other is not None:
                 with connection.link.lock:
@@ -215,7 +344,7 @@ class ClusterClient(Generic[ConnectionT]):
             if is_named or not is_idle or name not in self._routed:
                 return
             self._routed.discard(name)
-            self._steered[name] = _NOWHERE
+            self._dialed[name] = _NOWHERE
         connection.link.redirect((), None)
 
     def close(self) -> None:
@@ -239,11 +368,11 @@ class ClusterClient(Generic[ConnectionT]):
                 return
             groups = [route for routes in self._routes.values() for route in routes.groups.values()]
             self._routed.update(route.name for route in groups)
-            spots = self._spots_with_news()
+            partitioners = self._partitioners_with_news()
             followers = [*self._followers]
         found = ((route.name, self._connection_to(route)) for route in groups)
         connections = {name: connection for name, connection in found if connection is not None}
-        for partitioner in spots:
+        for partitioner in partitioners:
             self._place(partitioner, connections)
         for follower in followers:
             route = self._routes[ClientRole.CONSUMER].subject(follower.subject)
@@ -253,11 +382,11 @@ class ClusterClient(Generic[ConnectionT]):
             self.on_routes()
         self.meta.link.stir()  # wake callers that wait for a route
 
-    def _spots_with_news(self) -> list[Partitioner[ConnectionT]]:
+    def _partitioners_with_news(self) -> list[Partitioner[ConnectionT]]:
         """The partitioners whose routes have changed. Looking at all for each new subject would be quadratic."""
-        pairs = ((self._spots, ClientRole.PRODUCER), (self._due_spots, ClientRole.SCHEDULER))
-        named = ((spots, name) for spots, asker in pairs for name in self._routes[asker].take_news())
-        return [spots[name] for spots, name in named if name in spots]
+        pairs = ((self._partitioners, ClientRole.PRODUCER), (self._due_partitioners, ClientRole.SCHEDULER))
+        named = ((partitioners, name) for partitioners, asker in pairs for name in self._routes[asker].take_news())
+        return [partitioners[name] for partitioners, name in named if name in partitioners]
 
     def _place(self, partitioner: Partitioner[ConnectionT], connections: dict[str, ConnectionT]) -> None:
         route = self._routes[ClientRole.SCHEDULER if partitioner.is_due else ClientRole.PRODUCER].subject(
@@ -289,7 +418,7 @@ def _key_of(spooled: SealedBatch, partitioner: Partitioner[ConnectionT]) -> str 
     return batch.decode(spooled.data).key(0) if partitioner.is_ordered and len(partitioner.connections) > 1 else None
 
 
-class _Course(NamedTuple):
+class _DialOrder(NamedTuple):
     """The addresses that a connection dials."""
 
     epoch: int
@@ -303,4 +432,4 @@ class _Course(NamedTuple):
         return cls(route.epoch, others if leader is None else (leader, *others), leader)
 
 
-_NOWHERE = _Course(-1, (), None)  # older than any route: a group that is created again begins with epoch 1
+_NOWHERE = _DialOrder(-1, (), None)  # older than any route: a group that is created again begins with epoch 1

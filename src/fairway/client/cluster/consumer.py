@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Generic
 
-from fairway.client.client_log import ClientLog, JoinLog
-from fairway.client.cluster.server_connection import ConnectionT
+from fairway.client.client_log import ClientLog, logged_session
+from fairway.client.core import ConnectionT
 from fairway.errors import FairwayError
 from fairway.names import GroupName
 from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
@@ -139,16 +139,8 @@ class ClusterConsumer(Generic[ConnectionT]):
     def _new_leg(self, name: str, connection: ConnectionT) -> BrokerGroupSession[ConnectionT]:
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
-        on_event = None if self._log is None else self._log.listener(connection.core.line)
-        session = ConsumerSession(
-            options,
-            self._clock,
-            self._rng,
-            on_event=on_event,
-            on_change=connection.link.stir,
-            on_join_delayed=JoinLog(connection.core.line, self._log),
-            broker_group=name,
-            decoded=self._decoded,
+        session = logged_session(
+            options, connection, self._clock, self._rng, self._log, broker_group=name, decoded=self._decoded
         )
         leg = BrokerGroupSession(name, connection, session, self.noticed)
         with leg.lock:

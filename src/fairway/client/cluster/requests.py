@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgspec
 
 from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.server_connection import ConnectionT
 from fairway.client.commands import ABOUT_DELAYED, AnswerT, Command
+from fairway.client.core import ConnectionT
 from fairway.errors import Code, Misuse, Refused
 from fairway.names import Subject
 from fairway.protocol.admin_messages import (
@@ -77,16 +77,6 @@ def check_mergeable(message: ControlMessage, groups: Sequence[str]) -> None:
             "a sequence is a place in one broker group" if is_place else f"{type(message).__name__} is for one of them"
         )
         raise one_group(what, groups)
-
-
-def check_scannable(subject: str, start: object, end: int | None, groups: Sequence[str]) -> None:
-    """Raise `Misuse` if a scan of several broker groups makes no sense.
-
-    A scan reads the groups one after the other, and a sequence belongs to one of them. Messages in an inbox are named
-    by the sequence that they have in their subject.
-    """
-    if len(groups) > 1 and (isinstance(start, int) or end is not None or Subject.parse_any(subject).is_inbox):
-        raise one_group("a sequence is a place in one broker group", groups)
 
 
 def is_elsewhere(refused: Refused, connections: Sequence[object]) -> bool:
@@ -285,6 +275,21 @@ def delay_groups(cluster_client: ClusterClient[ConnectionT]) -> Dialog[dict[str,
     return _connections(cluster_client, found)
 
 
+def to_scan(
+    cluster_client: ClusterClient[ConnectionT], subject: str, start: object, end: int | None
+) -> Dialog[list[ConnectionT]]:
+    """The connections to read one after the other, for all messages of a subject.
+
+    Raises `Misuse` if a scan of several broker groups makes no sense: a sequence belongs to one of them, and messages
+    in an inbox are named by the sequence that they have in their subject.
+    """
+    connections = yield from groups_of(cluster_client, subject)
+    has_place = isinstance(start, int) or end is not None or Subject.parse_any(subject).is_inbox
+    if has_place and len(connections) > 1:
+        raise one_group("a sequence is a place in one broker group", [*connections])
+    return [*connections.values()]
+
+
 def ask_all(cluster_client: ClusterClient[ConnectionT], command: Command[AnswerT]) -> Dialog[AnswerT]:
     """Ask every group that the question concerns, and merge the answers."""
     message = command.message
@@ -294,10 +299,10 @@ def ask_all(cluster_client: ClusterClient[ConnectionT], command: Command[AnswerT
         connections = yield from delay_groups(cluster_client)
     else:
         connections = yield from groups_of(cluster_client, getattr(message, "subject", None))
-    check_mergeable(message, sorted(connections))
+    check_mergeable(message, [*connections])
     outcomes: list[ControlMessage | Refused] = []
-    for name in sorted(connections):
-        outcome = yield from _ask_one(connections[name], command, name)
+    for name, connection in connections.items():
+        outcome = yield from _ask_one(connection, command, name)
         outcomes.append(outcome)
     return cast("AnswerT", merge(message, outcomes))  # the command names the type
 
@@ -346,8 +351,8 @@ def _remove(cluster_client: ClusterClient[ConnectionT], message: RemoveSubject |
 
 def _each(connections: dict[str, Any], message: RemoveSubject | RemoveGroup) -> Dialog[dict[str, Removed]]:
     answers: dict[str, Removed] = {}
-    for name in sorted(connections):
-        answers[name] = _granted((yield RoutedQuestion(connections[name], Command(message, Removed), name)), Removed)
+    for name, connection in connections.items():
+        answers[name] = _granted((yield RoutedQuestion(connection, Command(message, Removed), name)), Removed)
     return answers
 
 
@@ -386,7 +391,8 @@ def _says(config: bytes) -> Any:
 
 
 def _connections(cluster_client: ClusterClient[ConnectionT], routes: Sequence[GroupRoute]) -> dict[str, ConnectionT]:
-    return {route.name: cluster_client.connection_to(route) for route in routes}
+    """The connections to these groups, sorted by the groups' names."""
+    return {route.name: cluster_client.connection_to(route) for route in sorted(routes, key=lambda route: route.name)}
 
 
 def _granted(outcome: ControlMessage | Refused, kind: type[ResultT]) -> ResultT:

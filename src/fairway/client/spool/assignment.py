@@ -35,9 +35,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias
 
 from fairway import batch, limits
 from fairway.batch.layout import is_delayed
-from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.partitioner import Partitioner
-from fairway.client.cluster.server_connection import ConnectionT
+from fairway.client.cluster.client import ClusterClient, Partitioner
+from fairway.client.core import ConnectionT
 from fairway.client.spool.drain import (
     AGAIN_MS,
     ELSEWHERE,

@@ -19,9 +19,8 @@ from typing import Any, Generic
 
 from fairway.batch import MessageId
 from fairway.batch.layout import is_delayed
-from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.partitioner import Partitioner
-from fairway.client.cluster.server_connection import ConnectionT
+from fairway.client.cluster.client import ClusterClient, Partitioner
+from fairway.client.core import ConnectionT
 from fairway.client.spool.assignment import SpoolAssignment
 from fairway.client.spool.journal import Journal
 from fairway.client.spool.spool import Keeping, SpoolOptions, SpoolPolicy, SpoolState

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, Protocol
 
 from fairway.batch.identity import new_secret
-from fairway.client.cluster.server_connection import ConnectionT
+from fairway.client.core import ConnectionT
 from fairway.client.spool.cluster import ClusterSpool
 from fairway.client.spool.journal import Journal
 from fairway.client.spool.spool import Spool, SpoolOptions, SpoolState, shared_directory_at

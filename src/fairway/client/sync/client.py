@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from fairway.batch import MessageId
 from fairway.client import commands, url
-from fairway.client.bulk_send import PendingMany, slices
-from fairway.client.client_log import ClientLog, JoinLog
-from fairway.client.cluster.client import ClusterClient
-from fairway.client.cluster.requests import is_elsewhere
+from fairway.client.client_log import ClientLog, logged_session
+from fairway.client.cluster.requests import is_elsewhere, to_scan
 from fairway.client.commands import SCAN_BYTES, AnswerT, Command, Scanning, SeekTarget
 from fairway.client.core import (
     ASK_S,
@@ -34,26 +32,27 @@ from fairway.client.core import (
     Duration,
     Goal,
     delay_server,
+    end_of,
     failures,
     limit_of,
     meta_server,
     not_stored_yet,
     note_failures,
     seconds_of,
+    slices,
 )
-from fairway.client.delayed_messages import due_of, dues_of, is_far
+from fairway.client.delayed_messages import AskDelayServer, Delayed, due_of, dues_of, is_far
 from fairway.client.settings import ConsumerSettings, id_of, options_of
 from fairway.client.spool.spool import SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
 from fairway.client.spool.thread import AnySpoolHandle
 from fairway.client.sync.cluster import ConsumerLink, SyncClusterClient
-from fairway.client.sync.connection import SyncServerConnection
+from fairway.client.sync.connection import PendingMany, SyncBatch, SyncPending, SyncServerConnection
 from fairway.client.sync.consumer import Consumer
-from fairway.client.sync.receipts import AskDelayServer, Delayed, SyncBatch, SyncPending
 from fairway.client.taken_messages import LEAVE_S
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin_messages import Configured, Depth, Described, Redriven, Removed, Sought, Switched
-from fairway.protocol.consumer_session import ConsumerSession
+from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import LazyBatch
 from fairway.protocol.line import Line
 from fairway.protocol.messages import ControlMessage
@@ -128,11 +127,9 @@ class Client:
         self._connection = self._new_connection(meta_server(meta) if meta else Goal(self._target.brokers))
         self._cluster_client: SyncClusterClient | None = None
         if meta:
-            self._cluster_client = SyncClusterClient(
-                ClusterClient(self._connection, self._new_connection, self._clock, self._rng), self._options.producer
-            )
+            self._cluster_client = SyncClusterClient(self._connection, self._new_connection, self._clock, self._rng)
         self._delay_connection: SyncServerConnection | None = None  # to the delay server of the URL, once needed
-        self._core, self._producing = self._connection.core, self._connection.producing
+        self._producing = self._connection.producing
         self._consumers: list[Consumer] = []
         self._spooling = self._new_spooling(self._connection)
         self._link = self._connection.link  # last: by it other threads see that the start is complete
@@ -141,8 +138,7 @@ class Client:
         if self._options.spool is None:
             return None
         try:
-            cluster_client = None if self._cluster_client is None else self._cluster_client.inner
-            return connection.spooling(self._options.spool, self._rng, cluster_client)
+            return connection.spooling(self._options.spool, self._rng, self._cluster_client)
         except BaseException:
             connection.hang_up(self._clock.monotonic_ns())
             raise
@@ -309,9 +305,9 @@ class Client:
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Wait until everything sent so far is stored or has failed. Raises a group of failures nobody has seen."""
-        limit_s = limit_of(timeout)
+        end_ns = end_of(timeout, self._clock)
         self._live()
-        if not self._flushed(None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)):
+        if not self._flushed(end_ns):
             raise not_stored_yet(sum(connection.producing.messages for connection in self._connections()), timeout)
         self._raise_unseen()
 
@@ -352,39 +348,31 @@ class Client:
 
     def consumer(self, subject: str, group: str, **settings: Unpack[ConsumerSettings]) -> Consumer:
         """Join a group on a subject. `fairway.ConsumerOptions` describes the settings."""
-        link, core, options = self._live(), self._core, options_of(subject, group, settings)
+        link, options = self._live(), options_of(subject, group, settings)
         if self._cluster_client is not None:
-            return self._herded(
-                self._cluster_client, ConsumerLink(options, self._connection, self._clock, self._rng, self._log)
-            )
-        on_event = None if self._log is None else self._log.listener(core.line)
-        session = ConsumerSession(
-            options,
-            self._clock,
-            self._rng,
-            on_change=link.stir,
-            on_event=on_event,
-            on_join_delayed=JoinLog(core.line, self._log),
-        )
-        made = Consumer(session, partial(core.line.remove, session), link, self._clock, self._forget)
+            return self._cluster_consumer(self._cluster_client, options)
+        line = self._connection.core.line
+        session = logged_session(options, self._connection, self._clock, self._rng, self._log)
+        made = Consumer(session, partial(line.remove, session), link, self._clock, self._forget)
         with link.lock:
-            core.line.add(session, self._clock.monotonic_ns(), session.detach)
+            line.add(session, self._clock.monotonic_ns(), session.detach)
             self._consumers.append(made)
         link.pump()
         return made
 
-    def _herded(self, cluster_client: SyncClusterClient, link: ConsumerLink) -> Consumer:
+    def _cluster_consumer(self, cluster_client: SyncClusterClient, options: ConsumerOptions) -> Consumer:
         """A consumer on every broker group of its subject."""
+        link = ConsumerLink(options, self._connection, self._clock, self._rng, self._log)
         cluster_consumer = link.cluster_consumer
 
         def left(consumer: Consumer) -> None:
-            cluster_client.inner.leave(cluster_consumer)
+            cluster_client.leave(cluster_consumer)
             self._forget(consumer)
 
         made = Consumer(cluster_consumer, cluster_consumer.forget, link, self._clock, left)
         with self._link.lock:
             self._consumers.append(made)
-        cluster_client.inner.join(cluster_consumer)
+        cluster_client.join(cluster_consumer)
         return made
 
     def _forget(self, consumer: Consumer) -> None:
@@ -411,7 +399,7 @@ class Client:
             return self._answer(command)
         connection = self._delaying()
         connection.wait_connected(self._patience_s)
-        return connection.ask(command, ASK_S)[0]
+        return connection.answer(command)
 
     def _askers_delayed(self) -> list[AskDelayServer]:
         """One callable for each group of delay servers."""
@@ -479,9 +467,9 @@ class Client:
     ) -> Iterator[LazyBatch]:
         """Read stored batches without a group, up to `end`, or up to the committed end at the start of the scan."""
         self._live()
-        connections = (
-            [self._connection] if self._cluster_client is None else self._cluster_client.to_scan(subject, start, end)
-        )
+        connections, cluster_client = [self._connection], self._cluster_client
+        if cluster_client is not None:
+            connections = cluster_client.drive(to_scan(cluster_client, subject, start, end))
         for connection in connections:
             scanning = Scanning(subject, start, end, bytes_max)
             while not scanning.is_done:
@@ -524,7 +512,7 @@ class Client:
         with self._link.lock:
             self._is_closed = True
         if self._cluster_client is not None:
-            self._cluster_client.inner.close()
+            self._cluster_client.close()
         with ExitStack() as all_of_them:  # closes every one, even if another raises
             if self._spooling is not None:
                 all_of_them.callback(self._spooling.close)  # called last

@@ -1,8 +1,11 @@
-"""One connection of a blocking client: a line, its sessions, and the link that carries them. Callers block here.
+"""One connection of a blocking client, and the outcomes of what is sent there. Callers block here.
 
 A client has one connection to its broker. If the URL names a delay server, the client has a second connection from the
 first message or request that goes there. In a cluster, a client has a connection to a meta server and one to each group
 of servers that its subjects are on.
+
+Threads can wait for the outcomes of `send` and `send_many`. A message costs no lock and no event of its own: only a
+thread that has to wait makes an event, for that wait.
 """
 
 from __future__ import annotations
@@ -14,21 +17,22 @@ from typing import TypeVar
 from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
+    ASK_S,
     ClientCore,
     ClientOptions,
     ConnectionWatch,
     Duration,
     Goal,
+    limit_of,
     no_answer,
     seconds_of,
     unreachable,
 )
 from fairway.client.spool.spool import SpoolOptions
 from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
-from fairway.client.sync.receipts import SyncBatch, SyncPending
 from fairway.errors import BufferFull
 from fairway.protocol.line import NS_PER_MS, Line
-from fairway.protocol.receipts import Flush
+from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, Receipt
 from fairway.runtime.buffers import Bytes
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
@@ -37,6 +41,88 @@ from fairway.runtime.threaded_link import Link
 T = TypeVar("T")
 
 FIRST_S = 30.0  # wait so long for the first attempt to connect; a running host answers much sooner
+
+
+class SyncBatch(PendingBatch):
+    """The outcome of a batch, shared by its messages."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, subject: str, run_later: Callable[[Callable[[], None]], None], link: Link) -> None:
+        super().__init__(subject, run_later)
+        self._link = link
+
+    def wait(self, timeout: Duration | None) -> None:
+        """Return when the outcome is known. Raises TimeoutError after `timeout`; the caller may wait again."""
+        if not self.done() and not self._link.wait_told(self._tell, limit_of(timeout)) and not self.done():
+            raise TimeoutError(f"no receipt for a batch to {self.subject} after {timeout} s: it may still come")
+
+    def _tell(self, told: Callable[[], None]) -> None:
+        self.when_settled(lambda _: told())
+
+    def result(self, timeout: Duration | None = None) -> BatchReceipt:
+        """Wait for the receipt: the whole batch is durable. Raises the error of a failed batch."""
+        self.wait(timeout)
+        return self.receipt()
+
+    def exception(self, timeout: Duration | None = None) -> Exception | None:
+        """Wait for the outcome: the error, or None if the batch is durable."""
+        self.wait(timeout)
+        return super().exception()
+
+    def add_done_callback(self, callback: Callable[[PendingBatch], object]) -> None:
+        """Call `callback(batch)` from the thread that reads, or at once if the outcome is known. It must not wait."""
+        with self._link.lock:
+            if not self.done():
+                super().add_done_callback(callback)
+                return
+        callback(self)
+
+
+class SyncPending(Pending):
+    """The outcome of one message."""
+
+    __slots__ = ()
+
+    batch: SyncBatch
+
+    def result(self, timeout: Duration | None = None) -> Receipt:
+        """Wait for the receipt: the message is durable. Raises the error of a failed message, or TimeoutError."""
+        batch = self.batch
+        if not batch.done():
+            batch.wait(timeout)
+        return self.receipt()
+
+    def exception(self, timeout: Duration | None = None) -> Exception | None:
+        """Wait for the outcome: the error, or None if the message is durable."""
+        return self.batch.exception(timeout)
+
+
+class PendingMany:
+    """The outcome of `send_many`: the outcomes of its batches, in order."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self, batches: list[SyncBatch]) -> None:
+        self.batches = batches
+
+    def done(self) -> bool:
+        return all(batch.done() for batch in self.batches)
+
+    def result(self, timeout: Duration | None = None) -> list[BatchReceipt]:
+        """Wait for the receipts of all batches. Raises the first failure, or TimeoutError."""
+        for batch in self.batches:
+            batch.wait(timeout)
+        return [batch.receipt() for batch in self.batches]
+
+    def exceptions(self, timeout: Duration | None = None) -> list[Exception]:
+        """Wait for all outcomes: the errors of failed batches, empty if all are durable."""
+        found = (batch.exception(timeout) for batch in self.batches)
+        return [error for error in found if error is not None]
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return len(self.batches)
 
 
 class SyncServerConnection:
@@ -54,6 +140,7 @@ class SyncServerConnection:
         self._goal = goal
         self._clock = clock
         self._options = options.producer
+        self.block_s = options.producer.block_ms / 1_000
         self.core: ClientCore[SyncPending, SyncBatch] = ClientCore(
             clock, rng, options, pending_type=SyncPending, batch_type=self._batch, stores=goal.stores, watch=watch
         )
@@ -171,6 +258,10 @@ class SyncServerConnection:
         finally:
             request.is_abandoned = True
         return request.answer()
+
+    def answer(self, command: Command[AnswerT], timeout: Duration = ASK_S) -> AnswerT:
+        """The answer to a command, alone."""
+        return self.ask(command, timeout)[0]
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

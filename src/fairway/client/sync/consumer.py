@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from fairway.client.core import Duration, limit_of, seconds_of
-from fairway.client.taken_messages import HANDFUL, LEAVE_S, Source, TakenMessages, check_most
+from fairway.client.core import Duration, end_of, seconds_of
+from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, Waiter, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
 
 
-class ThreadWaiter(Protocol):
+class ThreadWaiter(Waiter, Protocol):
     """The part of a link that a consumer uses; `ConsumerLink` offers the same for several links."""
 
     @property
-    def lock(self) -> AbstractContextManager[Any]: ...
-
-    @property
     def is_orphan(self) -> bool: ...
-
-    def check(self) -> None: ...
 
     def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
 
     def announce(self) -> None: ...
 
-    def pump(self) -> None: ...
-
 
 class Consumer(TakenMessages):
     """One member of a group. Several threads may take messages; each message goes to one of them."""
+
+    _link: ThreadWaiter
 
     def __init__(
         self,
@@ -42,11 +36,7 @@ class Consumer(TakenMessages):
         clock: Clock,
         on_close: Callable[[Consumer], None],
     ) -> None:
-        """`forget` removes the session from its line, and is called under the lock."""
-        super().__init__(session)
-        self._forget = forget
-        self._link = link
-        self._clock = clock
+        super().__init__(session, forget, link, clock)
         self._on_close = on_close
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -65,8 +55,7 @@ class Consumer(TakenMessages):
         """Between 1 and `most` messages, as soon as there are any. An empty list: the timeout has passed."""
         check_most(most)
         self._session.wish(most)
-        limit_s = limit_of(timeout)
-        end_ns = None if limit_s is None else self._clock.monotonic_ns() + int(limit_s * 1e9)
+        end_ns = end_of(timeout, self._clock)
         while self._refill(end_ns, most):
             if found := self._some(most):
                 return found
@@ -91,7 +80,7 @@ class Consumer(TakenMessages):
         self._link.pump()  # sends settlements, and pulls more into the room that was made
         return has_some
 
-    # --- pausing and flushing ----------------------------------------------------------------------------------------
+    # --- flushing and changing ---------------------------------------------------------------------------------------
 
     def flush(self, timeout: Duration = LEAVE_S) -> bool:
         """Wait until the broker has confirmed every settlement so far; False: the timeout has passed.
@@ -103,47 +92,22 @@ class Consumer(TakenMessages):
         self._check_lasting()
         return is_in_time
 
-    def pause(self) -> None:
-        """Take no more messages from the broker until `resume`. Messages in hand stay in hand."""
+    def _change(self, change: Callable[[], ResultT]) -> ResultT:
         with self._link.lock:
-            self._session.pause()
-
-    def resume(self) -> None:
-        with self._link.lock:
-            self._session.resume()
+            result = change()
             self._link.announce()
         self._link.pump()
+        return result
 
-    def rest(self) -> bool:
-        """Give back the messages that no handler has begun, and take no more until the next call asks for a message.
-
-        For a program whose handlers are all busy for long: other consumers get the messages. False: there were none.
-        """
-        with self._link.lock:
-            is_resting = self._rest()
-            self._link.announce()
-        self._link.pump()
-        return is_resting
+    @property
+    def _is_orphan(self) -> bool:
+        return self._link.is_orphan
 
     # --- ending ------------------------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """Begin to end. Loops over the consumer end, and messages that no handler has begun go back at once.
-
-        Handlers may still settle the messages that they have begun. `close` follows.
-        """
-        if self._is_stopped or self._link.is_orphan:
-            return
-        self._is_stopped = True
-        self._give_back()
-        with self._link.lock:
-            self._session.drain(self._clock.monotonic_ns())
-            self._link.announce()
-        self._link.pump()
-
     def close(self, timeout: Duration = LEAVE_S) -> None:
         """Leave the group. The broker stores all settlements, and gives unsettled messages to others at once."""
-        if self._is_closed or self._link.is_orphan:
+        if self._is_closed or self._is_orphan:
             return
         self._is_closed = self._is_stopped = True
         try:

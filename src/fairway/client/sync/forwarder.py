@@ -22,19 +22,17 @@ from typing import Any, Generic, Self
 from fairway.client.core import Duration, seconds_of
 from fairway.client.forwarder_buffer import (
     FailedItem,
-    ForwarderBuffer,
     ForwarderCounts,
     ForwarderOptions,
     Item,
-    ItemJournal,
     ItemT,
     Made,
     lost_items,
+    open_buffer,
 )
 from fairway.client.sync.client import Client
 from fairway.errors import BufferFull, Misuse
 from fairway.runtime.clock import RealClock
-from fairway.runtime.rng import RealRng
 from fairway.runtime.signals import Workers
 from fairway.runtime.threads import ConditionVariable
 
@@ -53,18 +51,7 @@ class Forwarder(Generic[ItemT]):
         self._clock = RealClock()
         self._watch = ConditionVariable()
         self._is_stopping = self._is_stopped = False
-        rng = RealRng()
-        self._journal = None if self._options.journal is None else ItemJournal(self._options, self._clock, self._post)
-        self._buffer: ForwarderBuffer[ItemT] = ForwarderBuffer(
-            self._options,
-            self._clock,
-            rng,
-            journal=None if self._journal is None else self._journal.make(rng),
-            on_change=self._watch.ring,
-            on_finished=self._journal.finished if self._journal is not None else lambda _: None,
-        )
-        if self._journal is not None:
-            self._journal.start(self._buffer.adopt)
+        self._journal, self._buffer = open_buffer(self._options, self._clock, self._post, self._watch.ring)
         self._workers = Workers()
         for number in range(self._options.workers):
             self._workers.start(f"fairway-forwarder:{number}", self._work)
@@ -101,8 +88,7 @@ class Forwarder(Generic[ItemT]):
 
     def persist(self, timeout: Duration = KEEP_S) -> None:
         """Return when every item accepted so far is sent on or on disk. Raises TimeoutError after `timeout`."""
-        if not self._buffer.is_durable:
-            raise Misuse("this forwarder has no journal: give it one, journal='/var/lib/app/spool'")
+        self._buffer.check_durable()
         with self._watch:
             self._buffer.persist()
             if not self._until(lambda: self._buffer.is_kept, seconds_of(timeout)):
@@ -172,16 +158,9 @@ class Forwarder(Generic[ItemT]):
         return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def _keep_time(self) -> None:
-        """Do what is due by time alone: wake workers for retries, write items that have waited too long."""
         with self._watch:
             while not self._is_stopped:
-                now_ns = self._clock.monotonic_ns()
-                self._buffer.look(now_ns)
-                due_ns = self._buffer.next_ns()
-                if due_ns is not None and due_ns <= now_ns:
-                    self._watch.ring()  # a retry is due: wake a worker
-                    due_ns = now_ns + 10_000_000
-                self._watch.wait(None if due_ns is None else (due_ns - now_ns) / 1e9)
+                self._watch.wait(self._buffer.keep_time())
 
     def _work(self) -> None:
         while (item := self._next()) is not None:
@@ -206,10 +185,7 @@ class Forwarder(Generic[ItemT]):
 
     def _forward(self, item: Item[ItemT]) -> int:
         """Process an item, send the messages that it made, wait for the receipts."""
-        pendings = [
-            self._client.send(each.subject, each.payload, each.key, each.tags, each.headers, name, each.after, each.at)
-            for each, name in item.messages(self._process(item.value))
-        ]
+        pendings = item.send(self._client.send, self._process(item.value))
         for pending in pendings:
             pending.result()
         return len(pendings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from fairway.client import settings
+from fairway.client import core
 from fairway.errors import Misuse
 from fairway.runtime.clock import Clock, RealClock
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fairway.client.commands import SeekTarget
 
 
-SPAN_HELP = settings.HELP
-as_span, span = settings.as_span, settings.span
+SPAN_HELP = core.SPAN_HELP
+as_span, span = core.as_span, core.span
 
 
 def instant(text: str) -> datetime | None:

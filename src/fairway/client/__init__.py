@@ -9,19 +9,17 @@ spool                 batches that no broker takes now wait in files, and are se
 
 Modules, shared by both clients
 
-core                  one connection's line with its sessions, the client's options, common sentences
+core                  one connection's line with its sessions, the client's options, durations, common sentences
 url                   parses `fairway://` and `meta://` URLs
-settings              the settings of `client.consumer(...)`, and stretches of time such as `90s`
-commands              requests beside sending and consuming, and the session that asks them
-bulk_send             slices long lists for `send_many`, and its result
-delayed_messages      due times, and requests about delayed messages
-taken_messages        the messages that a consumer has taken and not yet given to the program
+commands              requests beside sending and consuming, and when to repeat them
+delayed_messages      due times, requests about delayed messages, and `client.delayed`
+taken_messages        the settings of a consumer, and the messages that it has taken and not yet given to the program
 client_log            what clients write into the log: connections, dead letters, delayed joins
 action_log_reader     reads a broker's action log from afar, with the names of groups and consumers
 app                   `fairway.App`: runs handlers until the program ends
 handler_results       how the end of a handler settles its messages: `Retry`, `Reject`
-idempotence           the interface of inboxes, which let an effect happen once
-idempotence_inboxes   inboxes in memory, and in a store whose entries expire
+idempotence           inboxes, which let an effect happen once
+coalescing            merges equal requests of one process: `QueueCoordinator`
 forwarder_buffer      the items of a process-forward producer, in memory and in its journal
 
 A message that is sent: `Client.send` adds the message to the batch that `ProducerSession` fills. The link writes the

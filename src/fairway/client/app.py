@@ -31,9 +31,9 @@ from fairway.client.client_log import ClientLog, shown_on_stderr
 from fairway.client.core import ClientOptions, Duration, seconds_of
 from fairway.client.handler_results import is_surprise, settle
 from fairway.client.idempotence import Guarded, Idempotence
-from fairway.client.settings import ConsumerSettings, options_of
 from fairway.client.sync.client import Client
 from fairway.client.sync.consumer import Consumer
+from fairway.client.taken_messages import ConsumerSettings, options_of
 from fairway.errors import Misuse
 from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import Message, is_last_attempt
@@ -89,13 +89,9 @@ class Listener:
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.handler)
 
-    def join(self, client: Client) -> Consumer:
-        return client.consumer(**self._consumer_options())
-
-    def join_async(self, client: AioClient) -> AioConsumer:
-        return client.consumer(**self._consumer_options())
-
-    def _consumer_options(self) -> dict[str, Any]:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `client.consumer`."""
         return {name: getattr(self.options, name) for name in ConsumerOptions.__dataclass_fields__}
 
 
@@ -210,7 +206,7 @@ class App:
     # --- plain functions ---------------------------------------------------------------------------------------------
 
     def _start_threads(self, client: Client, listener: Listener) -> None:
-        consumer = listener.join(client)
+        consumer = client.consumer(**listener.settings)
         self._consumers.append((listener, consumer))
         for index in range(listener.concurrency):
             self._workers.start(f"{listener.name}-{index}", lambda: self._work(listener, consumer))
@@ -254,7 +250,7 @@ class App:
                 opening.cancel()
 
     async def _work_until_asked(self, client: AioClient) -> None:
-        served = [(each, each.join_async(client)) for each in self.listeners if each.is_async]
+        served = [(each, client.consumer(**each.settings)) for each in self.listeners if each.is_async]
         tasks = [
             asyncio.create_task(self._work_async(listener, consumer))
             for listener, consumer in served

@@ -1,4 +1,4 @@
-"""The parts that the blocking and the asyncio client share: one line with its sessions, options, and error texts.
+"""The parts that the blocking and the asyncio client share: durations, options, one line with its sessions, sentences.
 
 `ClientCore` is the line to one server with a producer's session and a queue of single requests. The two clients add the
 waiting: `fairway.client.sync` with a threaded link, `fairway.client.aio` on the caller's loop. `ServerConnection` is
@@ -7,14 +7,16 @@ what their connections have in common, for the parts that work with either.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from fairway import limits
+from fairway.batch import MessageId
 from fairway.client.commands import AnswerT, CommandRequest, repeats
 from fairway.client.spool.spool import SpoolOptions
 from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
@@ -31,6 +33,7 @@ BatchT = TypeVar("BatchT", bound=PendingBatch)
 
 Duration: TypeAlias = float | timedelta  # seconds, or a timedelta
 
+FIRST_S = 30.0  # wait so long for the first attempt to connect; a running host answers much sooner
 ASK_S = 30.0  # time-out of a request, the wait for a connection included
 CLOSE_S = 30.0  # a closing client waits so long until buffered messages are stored
 
@@ -48,6 +51,38 @@ def seconds_of(duration: Duration) -> float:
 def limit_of(timeout: Duration | None) -> float | None:
     """The same for a timeout that may be None: for ever."""
     return None if timeout is None else seconds_of(timeout)
+
+
+def end_of(timeout: Duration | None, clock: Clock) -> int | None:
+    """The end of a timeout that begins now, on the monotonic clock in ns; None: never."""
+    return None if timeout is None else clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
+
+
+SPAN_HELP: Final = "90s, 15m, 2h, 3d"
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
+
+
+def as_span(text: str) -> timedelta | None:
+    """Parse a stretch of time; None: the text is not one."""
+    found = _SPAN.fullmatch(text)
+    try:
+        return None if found is None else timedelta(**{_UNITS[found[2]]: float(found[1])})
+    except OverflowError:
+        raise Misuse(f"{text} is longer than there is time") from None
+
+
+def span(text: str) -> timedelta:
+    """Parse a stretch of time. Raises `Misuse` with examples."""
+    found = as_span(text)
+    if found is None:
+        raise Misuse(f"{text!r} is no stretch of time: write {SPAN_HELP}")
+    return found
+
+
+def id_of(given: MessageId | str) -> MessageId:
+    """A message id, parsed if it is text."""
+    return MessageId.parse(given) if isinstance(given, str) else given
 
 
 SLICE_MESSAGES = 4 * limits.BATCH_MESSAGES_MAX  # the first batches travel while the next slice is encoded
@@ -81,11 +116,6 @@ def slices(payloads: Sequence[bytes] | bytes | str, **columns: Sequence[Any] | N
     for at in range(0, count, SLICE_MESSAGES):
         end = at + SLICE_MESSAGES
         yield MessageSlice(payloads[at:end], {name: column[at:end] for name, column in given.items()})
-
-
-def end_of(timeout: Duration | None, clock: Clock) -> int | None:
-    """The end of a timeout that begins now, on the monotonic clock in ns; None: never."""
-    return None if timeout is None else clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +313,13 @@ def failures(unseen: list[Exception]) -> ExceptionGroup[Exception]:
     return ExceptionGroup("messages were sent and not stored, and nobody looked", unseen)
 
 
-def note_failures(error: BaseException, failed: ExceptionGroup[Exception]) -> None:
-    """Add the failures of messages as notes to the error that has ended a `with`."""
-    for each in failed.exceptions:
-        error.add_note(f"and a message was not stored: {each}")
+@contextmanager
+def failures_noted(error: BaseException | None) -> Iterator[None]:
+    """Add the failures of messages as notes to the error that ends a `with`; without one, raise them."""
+    try:
+        yield
+    except ExceptionGroup as failed:
+        if error is None:
+            raise
+        for each in failed.exceptions:
+            error.add_note(f"and a message was not stored: {each}")

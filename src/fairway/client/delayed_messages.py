@@ -12,12 +12,12 @@ from __future__ import annotations
 import builtins
 import math
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,8 +25,7 @@ from fairway import limits
 from fairway.batch import MessageId
 from fairway.batch.layout import TIME_MS_MAX
 from fairway.client.commands import AnswerT, Command
-from fairway.client.core import Duration, seconds_of
-from fairway.client.settings import id_of
+from fairway.client.core import Duration, id_of, seconds_of
 from fairway.errors import Misuse
 from fairway.names import Subject
 from fairway.protocol.delay_messages import (
@@ -98,6 +97,22 @@ def due_of(after: Duration | None, at: datetime | None, clock: Clock) -> int:
     if at is not None and after is None:
         return _sayable(time_ms(at))
     raise _which_time()
+
+
+def columns_of(
+    payload: bytes,
+    key: str | None,
+    tags: Collection[str],
+    headers: Mapping[str, str] | None,
+    id: MessageId | str | None,
+    after: Duration | None,
+    at: datetime | None,
+    clock: Clock,
+) -> tuple[tuple[Any, ...], bool]:
+    """The columns of a message, and whether it travels in a batch of its own, because its due time is far."""
+    due_ms = 0 if after is None and at is None else due_of(after, at, clock)
+    is_alone = due_ms > 0 and is_far(due_ms, clock)
+    return (payload, key, tags, headers, None if id is None else id_of(id), due_ms), is_alone
 
 
 def dues_of(

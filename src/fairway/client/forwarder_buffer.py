@@ -362,20 +362,20 @@ class ForwarderBuffer(Generic[ItemT]):
         self._on_change()
 
     @property
-    def _journals(self) -> list[Journal]:
+    def journals(self) -> list[Journal]:
         return [*self._orphans, *([] if self._own is None else [self._own])]
 
     @property
     def _backlog(self) -> int:
         """Items on disk that are not in memory."""
-        return sum(journal.entries for journal in self._journals) - len(self._in_memory)
+        return sum(journal.entries for journal in self.journals) - len(self._in_memory)
 
     def _load(self) -> None:
         if self._is_loading or self._own is None or not self._has_looked_round or not self._backlog or self.is_closed:
             return
         if len(self._items) >= max(self._options.capacity // 2, 1):
             return
-        journal = next((each for each in self._journals if each.has_more and each.fault is None), None)
+        journal = next((each for each in self.journals if each.has_more and each.fault is None), None)
         if journal is not None:
             self._is_loading = True
             journal.load(lambda entries: self._on_loaded(journal, entries))
@@ -484,7 +484,7 @@ class ForwarderBuffer(Generic[ItemT]):
 
     @property
     def on_disk(self) -> int:
-        return sum(journal.entries for journal in self._journals) + self._spilling
+        return sum(journal.entries for journal in self.journals) + self._spilling
 
     @property
     def is_drained(self) -> bool:
@@ -501,10 +501,6 @@ class ForwarderBuffer(Generic[ItemT]):
     @property
     def is_durable(self) -> bool:
         return self._own is not None
-
-    @property
-    def journals(self) -> list[Journal]:
-        return self._journals
 
     def left(self) -> Iterator[ItemT]:
         """The items in memory that are not sent on."""

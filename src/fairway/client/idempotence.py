@@ -31,7 +31,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from fairway import limits
 from fairway.client.core import Duration, seconds_of
@@ -42,22 +42,14 @@ from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.rng import RealRng
 from fairway.runtime.threads import Latch, Lock
 
-_ACK: Final = "acked"
-_RETRY: Final = "retried"
-_REJECT: Final = "rejected"
-_RELEASE: Final = "released"
-
-
-class _Said(NamedTuple):
-    word: str
-    after: After | None = None
-    reason: str = ""
+_ACKED: Final = "acked"
 
 
 class Held(Message, gc=False, eq=False):
     """A message whose settlement waits until the effect is certain."""
 
-    _said: _Said | None = None
+    _word: str = ""  # how the handler has settled the message
+    _settlement: Callable[[Message], None] | None = None  # the same, for the real message
 
     @classmethod
     def of(cls, message: Message) -> Held:
@@ -66,48 +58,39 @@ class Held(Message, gc=False, eq=False):
     @property
     def is_settled(self) -> bool:
         """Whether the handler has settled the message."""
-        return self._said is not None
+        return self._settlement is not None
 
     @property
     def is_handed_back(self) -> bool:
         """Whether the message is not done: the handler has retried, rejected or released it."""
-        return self._said is not None and self._said.word != _ACK
+        return self.is_settled and self._word != _ACKED
 
     def ack(self) -> None:
         """Ack the message once the effect is committed."""
-        self._say(_Said(_ACK))
+        self._keep(_ACKED, Message.ack)
 
     def retry(self, after: After | None = None, reason: str = "") -> None:
         """Get the message again after a time. The inbox does not remember it as done."""
         after_ms_of(after)  # raises at once if `after` is wrong
-        self._say(_Said(_RETRY, after, reason))
+        self._keep("retried", lambda message: message.retry(after, reason))
 
     def reject(self, reason: str = "") -> None:
         """Send the message to the dead letters. The inbox does not remember it as done."""
-        self._say(_Said(_REJECT, None, reason))
+        self._keep("rejected", lambda message: message.reject(reason))
 
     def release(self) -> None:
         """Hand the message back untouched."""
-        self._say(_Said(_RELEASE))
+        self._keep("released", Message.release)
 
     def settle(self, message: Message) -> None:
         """Settle the real message as the handler has decided, unless it did not decide or the message is settled."""
-        if self._said is None or message.is_settled:
-            return
-        word, after, reason = self._said
-        if word == _ACK:
-            message.ack()
-        elif word == _RETRY:
-            message.retry(after, reason)
-        elif word == _REJECT:
-            message.reject(reason)
-        else:
-            message.release()
+        if self._settlement is not None and not message.is_settled:
+            self._settlement(message)
 
-    def _say(self, said: _Said) -> None:
-        if self._said is not None:
-            raise Misuse(f"{self!r} was {self._said.word} before: settle each message once")
-        self._said = said
+    def _keep(self, word: str, settlement: Callable[[Message], None]) -> None:
+        if self.is_settled:
+            raise Misuse(f"{self!r} was {self._word} before: settle each message once")
+        self._word, self._settlement = word, settlement
 
 
 REPLAY_ID: Final = "fairway.replay.id"  # the header of messages that `fairway pipeline replay` has sent

@@ -1,8 +1,8 @@
-"""The messages that a consumer has taken from its session and not yet given to the program.
+"""What the blocking and the asyncio consumer share: settings, and the messages that are taken and not yet given out.
 
-A consumer takes messages in handfuls, so that it takes the lock, if there is one, once for many. Before the consumer
-gives a message to the program, it checks the message once more: a message that another consumer may have by now goes
-back instead. The blocking and the asyncio consumer share this module.
+A consumer takes messages from its session in handfuls, so that it takes the lock, if there is one, once for many.
+Before the consumer gives a message to the program, it checks the message once more: a message that another consumer may
+have by now goes back instead.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
-from fairway.errors import FairwayError, Misuse
-from fairway.protocol.consumer_options import ConsumerCounts
+from fairway.client.cluster.consumer import ClusterConsumer
+from fairway.errors import Misuse
+from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
+from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import Message, may_begin
+from fairway.protocol.messages import CoalescePolicy, OrderPolicy, WantedTags, Whence
 from fairway.runtime.clock import Clock
 
 ResultT = TypeVar("ResultT")
@@ -24,47 +27,43 @@ HANDFUL = 256  # the lock and a look at the line cost about 20 µs, a message al
 LEAVE_S = 10.0  # a closing consumer waits so long until its settlements are stored
 
 
-class Source(Protocol):
-    """The source of messages: a `ConsumerSession`, or a `ClusterConsumer` for several sessions."""
+Start: TypeAlias = Literal["earliest", "latest"] | Whence
 
-    is_paused: bool
+_STARTS = {"earliest": Whence.EARLIEST, "latest": Whence.LATEST}
 
-    @property
-    def consumer(self) -> str: ...
 
-    @property
-    def counts(self) -> ConsumerCounts: ...
+class ConsumerSettings(TypedDict, total=False):
+    """The settings of a consumer, all optional."""
 
-    @property
-    def error(self) -> FairwayError | None: ...
+    consumer: str
+    start: Start
+    is_broadcast: bool
+    config_version: int
+    wanted: WantedTags | None
+    order: OrderPolicy | None
+    coalesce: CoalescePolicy | None
+    rate_per_s: float | None
+    rate_per_key: float | None
+    prefetch_messages: int
+    prefetch_bytes: int
+    decoded_bytes_max: int
+    linger_ms: float
+    settle_messages: int
+    wait_ms: int | None
 
-    @property
-    def is_finished(self) -> bool: ...
 
-    @property
-    def is_quiet(self) -> bool: ...
+def options_of(subject: str, group: str, settings: ConsumerSettings) -> ConsumerOptions:
+    """The `ConsumerOptions` for these settings."""
+    given = dict(settings)
+    start = given.pop("start", Whence.EARLIEST)
+    if not isinstance(start, Whence):
+        if start not in _STARTS:
+            raise Misuse(f"a new group starts at 'earliest' or 'latest', not at {start!r}; seek afterwards")
+        start = _STARTS[str(start)]
+    return ConsumerOptions(subject, group, start=start, **given)  # type: ignore[arg-type]
 
-    @property
-    def waiting_count(self) -> int: ...
 
-    @property
-    def has_ready(self) -> bool: ...
-
-    def take_messages(self, most: int | None = None) -> list[Message]: ...
-
-    def wish(self, count: int) -> None: ...
-
-    def ack(self, messages: Sequence[Message]) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-    def hand_back(self) -> int: ...
-
-    def drain(self, now_ns: int, until_ns: int | None = None) -> None: ...
-
-    def abandon(self) -> None: ...
+Source: TypeAlias = ConsumerSession | ClusterConsumer[Any]  # of messages
 
 
 class Waiter(Protocol):

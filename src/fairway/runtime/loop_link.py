@@ -38,10 +38,48 @@ class LoopLinkFailed(FairwayError):
     """A bug ended the task that keeps the connection; the cause is attached."""
 
 
-class LoopLink:
+class ChangeWaiters:
+    """The tasks of one loop that wait for a change."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def check(self) -> None:
+        """Raise if there will be no change any more. A waiting task calls this before each look."""
+
+    def announce(self) -> None:
+        """Make the tasks look again."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Return True once a change makes `is_ready` true, False after the timeout."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_ready():
+                    self.check()
+                    waiter = loop.create_future()
+                    self._waiters.append(waiter)
+                    await waiter
+        except TimeoutError:
+            return is_ready()
+        return True
+
+    async def wait_once(self, timeout_s: float | None) -> None:
+        """Wait for the next change, or until the timeout has passed."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await asyncio.wait([waiter], timeout=timeout_s)
+
+
+class LoopLink(ChangeWaiters):
     """One connection to one of several addresses, dialed again whenever it is lost."""
 
     def __init__(self, line: LoopCore, addresses: Sequence[Address], net: Net, clock: Clock) -> None:
+        super().__init__()
         self.lock: AbstractContextManager[None] = nullcontext()  # for callers that also use threaded links
         self._line = line
         self._addresses = list(addresses)
@@ -53,7 +91,6 @@ class LoopLink:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._wire: _Wire | None = None
-        self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.Handle | None = None
         self._timer_ns = 0  # when it is due: a handle cannot say so (uvloop has plain ones for less than 0.5 ms)
         self._is_stirred = False
@@ -90,22 +127,9 @@ class LoopLink:
                 transport.close()
                 self._loop.call_later(_LAST_WORDS_S, transport.abort)  # the peer may not be reading
         self._arm(now_ns)
-        self._wake()
+        self.announce()
         for errand in self._line.errands():
             self._run(errand)
-
-    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Return True once a change of the line makes `is_ready` true, False after the timeout."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not is_ready():
-                    self.check()
-                    waiter = self._loop.create_future()
-                    self._waiters.append(waiter)
-                    await waiter
-        except TimeoutError:
-            return is_ready()
-        return True
 
     def check(self) -> None:
         if self._failure is not None:
@@ -143,7 +167,7 @@ class LoopLink:
             self._timer = None
         if self._wire is not None and self._wire.transport is not None:
             self._wire.transport.abort()
-        self._wake()
+        self.announce()
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
@@ -153,12 +177,6 @@ class LoopLink:
         except Exception as error:  # of a user's callback: reported as loops report theirs
             message = "a callback of a sent message failed"
             self._loop.call_exception_handler({"message": message, "exception": error})
-
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _arm(self, now_ns: int) -> None:
         """Keep one timer, for the next deadline. A timer that fires too early looks again."""
@@ -184,13 +202,13 @@ class LoopLink:
             self.pump()
         except BaseException as error:
             self._failure = error
-            self._wake()
+            self.announce()
             raise
 
     def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
         if not keeper.cancelled() and (failure := keeper.exception()) is not None:
             self._failure = failure
-        self._wake()
+        self.announce()
 
     # --- the connection ----------------------------------------------------------------------------------------------
 

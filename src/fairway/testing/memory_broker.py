@@ -304,7 +304,7 @@ class MemoryBroker:
         served = self._served.get(id(app))
         if served is None:
             client = self.connect()
-            served = [(each, each.join(client)) for each in app.listeners]
+            served = [(each, client.consumer(**each.settings)) for each in app.listeners]
             self._served[id(app)] = served
         handled = 0
         while messages := sum(self._handle_some(app, *each) for each in served):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import fairway
 from fairway.client.core import ClientOptions
+from fairway.client.sync.cluster import SyncClusterClient
+from fairway.errors import BufferFull
 from fairway.lookup.routes import home
 from fairway.protocol.admin_messages import Depth, Describe
 from fairway.protocol.route_messages import SubjectRoute
@@ -80,6 +84,54 @@ def test_what_is_sent_before_anybody_knows_where_to_arrives_in_order(cluster: Cl
         client.flush(WAIT_S)
         assert [pending.result().sequence for pending in pendings] == list(range(100))
     assert stored(cluster.brokers["b"], subject) == [b"%d" % number for number in range(100)]
+
+
+class _Producing:
+    """Notes how messages are added."""
+
+    def __init__(self) -> None:
+        self.added: list[str] = []
+
+    def add(self, *columns: object) -> None:
+        self.added.append("among others")
+
+    def add_alone(self, *columns: object) -> None:
+        self.added.append("alone")
+
+
+class _OtherGroup:
+    """A connection with room."""
+
+    def __init__(self) -> None:
+        self.producing = _Producing()
+
+    def put(self, add: Callable[[], object], timeout: object) -> object:
+        return add()
+
+
+class _TwoGroups(SyncClusterClient):
+    """Picks a group that is full, and knows another."""
+
+    def __init__(self) -> None:
+        self.other = _OtherGroup()
+        self.meta = None  # type: ignore[assignment]
+
+    def adding(self, subject: str, message: object, *, is_alone: bool) -> Any:
+        return self, self, None
+
+    def put_now(self, add: object) -> object:
+        raise BufferFull("no room", 1, 1)
+
+    def another(self, connection: object) -> _OtherGroup:
+        return self.other
+
+
+@pytest.mark.parametrize(("is_alone", "how"), [(True, "alone"), (False, "among others")])
+def test_a_message_for_a_batch_of_its_own_gets_one_at_another_group_too(is_alone: bool, how: str) -> None:
+    """Its due time is so far ahead that the delay server may refuse it, and with it the whole batch."""
+    client = _TwoGroups()
+    client.put("orders", (b"x", None, (), None, None, 1), None, is_alone=is_alone)
+    assert client.other.producing.added == [how]
 
 
 def test_a_subject_that_nobody_takes_messages_for_waits_and_says_why(cluster: Cluster, subject: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import fairway
 from fairway.batch import MessageId
-from fairway.client.settings import ConsumerSettings
+from fairway.client.taken_messages import ConsumerSettings
 from fairway.groups import GroupConfig
 from fairway.groups.config import Backoff, encode
 from fairway.protocol.admin_messages import Depth, Describe, Described

@@ -2,9 +2,7 @@
 
 client       `connect`, and the client
 consumer     a member of a group
-receipts     the awaitable results of `send`, and `client.delayed`
-connection   one connection to a server
+connection   one connection to a server, and the awaitable outcomes of what is sent there
 cluster      sends and asks in a cluster, and waits for several broker groups
 forwarder    the process-forward producer
-coalescing   merges equal requests among the tasks of a loop
 """

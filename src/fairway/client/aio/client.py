@@ -37,19 +37,19 @@ from fairway.client.core import (
     delay_server,
     end_of,
     failures,
+    failures_noted,
+    id_of,
     limit_of,
     meta_server,
     not_stored_yet,
-    note_failures,
     seconds_of,
     slices,
 )
-from fairway.client.delayed_messages import AioAskDelayServer, AioDelayed, due_of, dues_of, is_far
-from fairway.client.settings import ConsumerSettings, id_of, options_of
+from fairway.client.delayed_messages import AioAskDelayServer, AioDelayed, columns_of, dues_of
 from fairway.client.spool.spool import SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
 from fairway.client.spool.thread import AnySpoolHandle
-from fairway.client.taken_messages import LEAVE_S
+from fairway.client.taken_messages import LEAVE_S, ConsumerSettings, options_of
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin_messages import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consumer_options import ConsumerOptions
@@ -192,52 +192,30 @@ class AioClient:
         is on its way before the caller awaits. If the buffer is full, awaiting waits for room first, or `BufferFull`
         is raised at once, as `when_full` of the options says.
         """
-        if self._cluster_client is not None:
-            message, is_alone = self._message(payload, key, tags, headers, id, after, at)
-            return self._cluster_client.put(subject, message, is_alone=is_alone)
-        if after is not None or at is not None:
-            connection, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
-        else:
+        if after is not None or at is not None or self._cluster_client is not None:
+            message, is_alone = columns_of(payload, key, tags, headers, id, after, at, self._clock)
+            connection, add = self._adding_routed(subject, message, is_alone=is_alone)
             try:
-                return self.send_nowait(subject, payload, key, tags, headers, id)
+                return connection.put_now(add)
             except BufferFull as full:
-                born = None if id is None else id_of(id)
-                plain = partial(self._connection.producing.add, subject, payload, key, tags, headers, born)
-                return self._connection.put_later(plain, full)
+                return connection.put_later(add, full)
         try:
-            return connection.put_now(add)
+            return self.send_nowait(subject, payload, key, tags, headers, id)
         except BufferFull as full:
-            return connection.put_later(add, full)
+            born = None if id is None else id_of(id)
+            plain = partial(self._connection.producing.add, subject, payload, key, tags, headers, born)
+            return self._connection.put_later(plain, full)
 
-    def _message(
-        self,
-        payload: bytes,
-        key: str | None,
-        tags: Collection[str],
-        headers: Mapping[str, str] | None,
-        id: MessageId | str | None,
-        after: Duration | None,
-        at: datetime | None,
-    ) -> tuple[tuple[Any, ...], bool]:
-        """The columns of a message, and whether the message needs a batch of its own."""
-        self._connection.check()
-        due_ms = 0 if after is None and at is None else due_of(after, at, self._clock)
-        born = None if id is None else id_of(id)
-        return (payload, key, tags, headers, born, due_ms), bool(due_ms) and is_far(due_ms, self._clock)
-
-    def _due_add(
-        self,
-        due_ms: int,
-        subject: str,
-        payload: bytes,
-        key: str | None,
-        tags: Collection[str],
-        headers: Mapping[str, str] | None,
-        id: MessageId | str | None,
+    def _adding_routed(
+        self, subject: str, message: tuple[Any, ...], *, is_alone: bool
     ) -> tuple[AioServerConnection, Callable[[], AioPending]]:
+        """Where to add a delayed message, or any message in a cluster, and the call that adds the message there."""
+        if self._cluster_client is not None:
+            self._connection.check()
+            return self._cluster_client.adding(subject, message, is_alone=is_alone)[1:]
         connection = self._delaying()
-        add = connection.producing.add_alone if is_far(due_ms, self._clock) else connection.producing.add
-        return connection, partial(add, subject, payload, key, tags, headers, None if id is None else id_of(id), due_ms)
+        add = connection.producing.add_alone if is_alone else connection.producing.add
+        return connection, partial(add, subject, *message)
 
     def send_nowait(
         self,
@@ -251,12 +229,10 @@ class AioClient:
         at: datetime | None = None,
     ) -> AioPending:
         """Send a message, or raise `BufferFull` if there is no room now. The result is awaitable."""
-        if self._cluster_client is not None:
-            message, is_alone = self._message(payload, key, tags, headers, id, after, at)
-            return self._cluster_client.put_now(subject, message, is_alone=is_alone)
-        if after is not None or at is not None:
-            delaying, add = self._due_add(due_of(after, at, self._clock), subject, payload, key, tags, headers, id)
-            return delaying.put_now(add)
+        if after is not None or at is not None or self._cluster_client is not None:
+            message, is_alone = columns_of(payload, key, tags, headers, id, after, at, self._clock)
+            routed, add = self._adding_routed(subject, message, is_alone=is_alone)
+            return routed.put_now(add)
         connection = self._connection
         producing = connection.producing
         try:
@@ -517,9 +493,5 @@ class AioClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with failures_noted(error):
             await self.close()
-        except ExceptionGroup as failed:
-            if error is None:
-                raise
-            note_failures(error, failed)

@@ -7,12 +7,10 @@ link for a consumer on several broker groups: its tasks wait there for news from
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-from fairway.client.aio.connection import AioBatch, AioPending, AioServerConnection
+from fairway.client.aio.connection import AioBatch, AioServerConnection
 from fairway.client.client_log import ClientLog
 from fairway.client.cluster import requests
 from fairway.client.cluster.client import ClusterClient, nowhere
@@ -21,11 +19,11 @@ from fairway.client.cluster.requests import Dialog
 from fairway.client.commands import AnswerT, Command
 from fairway.client.core import ASK_S, Duration, MessageSlice
 from fairway.client.delayed_messages import AioAskDelayServer
-from fairway.errors import BufferFull, Refused
+from fairway.errors import Refused
 from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.messages import ControlMessage
-from fairway.protocol.receipts import Receipt
 from fairway.runtime.clock import Clock
+from fairway.runtime.loop_link import ChangeWaiters
 from fairway.runtime.rng import Rng
 
 T = TypeVar("T")
@@ -35,19 +33,6 @@ class AioClusterClient(ClusterClient[AioServerConnection]):
     """Sends and asks in a cluster, and awaits where it must."""
 
     # --- sending -----------------------------------------------------------------------------------------------------
-
-    def put(self, subject: str, message: tuple[Any, ...], *, is_alone: bool) -> Awaitable[Receipt]:
-        """Add one message; `adding` describes the arguments. Awaiting the result waits for room first, if need be."""
-        _, connection, add = self.adding(subject, message, is_alone=is_alone)
-        try:
-            return connection.put_now(add)
-        except BufferFull as full:
-            return connection.put_later(add, full)
-
-    def put_now(self, subject: str, message: tuple[Any, ...], *, is_alone: bool) -> AioPending:
-        """The same without a wait: raises `BufferFull` if there is no room."""
-        _, connection, add = self.adding(subject, message, is_alone=is_alone)
-        return connection.put_now(add)
 
     async def put_many(self, subject: str, part: MessageSlice, *, is_due: bool) -> list[AioBatch]:
         """Add many messages, and wait for their route if they have keys."""
@@ -86,45 +71,24 @@ class AioClusterClient(ClusterClient[AioServerConnection]):
             return cast("T", end.value)
 
 
-class AioConsumerLink:
+class AioConsumerLink(ChangeWaiters):
     """The part of `loop_link.LoopLink` that consumers use, for the links of all broker groups."""
 
     def __init__(
         self, options: ConsumerOptions, meta: AioServerConnection, clock: Clock, rng: Rng, log: ClientLog | None
     ) -> None:
+        super().__init__()
         self._meta = meta
-        self._waiters: list[asyncio.Future[None]] = []
         self.lock = nullcontext()
         self.cluster_consumer: ClusterConsumer[AioServerConnection] = ClusterConsumer(
             options, clock, rng, self.lock, self.announce, log
         )
-
-    def announce(self) -> None:
-        """Wake the tasks that wait, so that they look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def check(self) -> None:
         """Raise if one of the links has failed for good."""
         self._meta.check()
         for link in self.cluster_consumer.links:
             link.check()
-
-    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `is_ready()`; False: the timeout has passed."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not is_ready():
-                    self.check()
-                    waiter = loop.create_future()
-                    self._waiters.append(waiter)
-                    await waiter
-        except TimeoutError:
-            return is_ready()
-        return True
 
     def stir(self) -> None:
         for link in self.cluster_consumer.links:

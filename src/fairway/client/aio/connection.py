@@ -14,6 +14,7 @@ from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
     ASK_S,
+    FIRST_S,
     ClientCore,
     ClientOptions,
     ConnectionWatch,
@@ -35,8 +36,6 @@ from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 
 T = TypeVar("T")
-
-FIRST_S = 30.0  # wait so long for the first attempt to connect
 
 
 class AioBatch(PendingBatch):

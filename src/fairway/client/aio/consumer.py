@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
+from fairway.client.aio.cluster import AioConsumerLink
 from fairway.client.core import Duration, end_of, seconds_of
-from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, Waiter, check_most
+from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
-
-
-class AioWaiter(Waiter, Protocol):
-    """The part of a link that a consumer uses; `AioConsumerLink` offers the same for several links."""
-
-    async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
-
-    def stir(self) -> None: ...
+from fairway.runtime.loop_link import LoopLink
 
 
 class AioConsumer(TakenMessages):
     """One member of a group. Several tasks may take messages; each message goes to one of them."""
 
-    _link: AioWaiter
+    _link: LoopLink | AioConsumerLink
 
     def __init__(
         self,
         session: Source,
         forget: Callable[[], None],
-        link: AioWaiter,
+        link: LoopLink | AioConsumerLink,
         clock: Clock,
         on_close: Callable[[AioConsumer], None],
     ) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Generic, Self
 
 from fairway.client.aio.client import AioClient
-from fairway.client.core import Duration, seconds_of
+from fairway.client.core import Duration, limit_of, seconds_of
 from fairway.client.forwarder_buffer import (
     FailedItem,
     ForwarderBuffer,
@@ -31,6 +31,7 @@ from fairway.client.forwarder_buffer import (
 from fairway.client.sync.forwarder import KEEP_S, STOP_S
 from fairway.errors import BufferFull, Misuse
 from fairway.runtime.clock import RealClock
+from fairway.runtime.loop_link import ChangeWaiters
 
 
 class AioForwarder(Generic[ItemT]):
@@ -43,7 +44,7 @@ class AioForwarder(Generic[ItemT]):
         self._options: ForwarderOptions[ItemT] = ForwarderOptions(**settings)
         self._clock = RealClock()
         self._is_stopping = self._is_stopped = False
-        self._waiters: list[asyncio.Future[None]] = []
+        self._changes = ChangeWaiters()
         self._tasks: list[asyncio.Task[None]] = []
         self._journal: ItemJournal | None = None
         self._buffer_or_none: ForwarderBuffer[ItemT] | None = None
@@ -57,7 +58,7 @@ class AioForwarder(Generic[ItemT]):
         def post(callback: Callable[..., None], *args: object) -> None:
             loop.call_soon_threadsafe(callback, *args)
 
-        self._journal, self._buffer_or_none = open_buffer(self._options, self._clock, post, self._ring)
+        self._journal, self._buffer_or_none = open_buffer(self._options, self._clock, post, self._changes.announce)
         work = [self._work() for _ in range(self._options.workers)]
         self._tasks = [loop.create_task(each, name="fairway-forwarder") for each in [*work, self._keep_time()]]
 
@@ -83,7 +84,7 @@ class AioForwarder(Generic[ItemT]):
                 left_ns = end_ns - self._clock.monotonic_ns()
                 if self._options.when_full == "raise" or left_ns <= 0:
                     raise
-                await self._wait(left_ns / 1e9)
+                await self._changes.wait_once(left_ns / 1e9)
             else:
                 return
 
@@ -97,12 +98,12 @@ class AioForwarder(Generic[ItemT]):
         """Return when every item accepted so far is sent on or on disk. Raises TimeoutError after `timeout`."""
         self._buffer.check_durable()
         self._buffer.persist()
-        if not await self._until(lambda: self._buffer.is_kept, seconds_of(timeout)):
+        if not await self._changes.wait(lambda: self._buffer.is_kept, seconds_of(timeout)):
             raise TimeoutError(f"not all items are on disk after {timeout} s: {self._buffer.counts()}")
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109
         """Wait until every accepted item is sent on or set aside; False: the timeout has passed."""
-        return await self._until(lambda: self._buffer.is_drained, None if timeout is None else seconds_of(timeout))
+        return await self._changes.wait(lambda: self._buffer.is_drained, limit_of(timeout))
 
     @property
     def counts(self) -> ForwarderCounts:
@@ -123,13 +124,13 @@ class AioForwarder(Generic[ItemT]):
             return
         buffer = self._buffer
         self._is_stopping = True
-        await self._until(lambda: buffer.is_drained, seconds_of(timeout))
+        await self._changes.wait(lambda: buffer.is_drained, seconds_of(timeout))
         self._is_stopped = buffer.is_closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         buffer.persist()
-        is_kept = buffer.is_durable and await self._until(lambda: buffer.is_kept, KEEP_S)
+        is_kept = buffer.is_durable and await self._changes.wait(lambda: buffer.is_kept, KEEP_S)
         left = 0 if is_kept else len(list(buffer.left()))
         if self._journal is not None:
             self._journal.close(lambda: buffer.journals)
@@ -147,36 +148,15 @@ class AioForwarder(Generic[ItemT]):
 
     # --- in the tasks ------------------------------------------------------------------------------------------------
 
-    def _ring(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _wait(self, timeout_s: float | None) -> None:
-        """Wait until something changes, or until the timeout has passed."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await asyncio.wait([waiter], timeout=timeout_s)
-
-    async def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
-        end_ns = None if timeout_s is None else self._clock.monotonic_ns() + int(timeout_s * 1e9)
-        while not is_so():
-            left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
-            if left_s is not None and left_s <= 0:
-                return False
-            await self._wait(left_s)
-        return True
-
     async def _keep_time(self) -> None:
         while not self._is_stopped:
-            await self._wait(self._buffer.keep_time())
+            await self._changes.wait_once(self._buffer.keep_time())
 
     async def _work(self) -> None:
         while not self._is_stopped:
             item = self._buffer.take(self._clock.monotonic_ns())
             if item is None:
-                await self._wait(None)
+                await self._changes.wait_once(None)
                 continue
             try:
                 sent = await self._forward(item)

@@ -1,10 +1,8 @@
 """A client of a cluster: one connection to a meta server, and one to each broker group that its subjects are on.
 
-client              keeps the routes and the connections, and moves batches between broker groups
-server_connection   the interface of a connection, common to the blocking and the asyncio client
-consumer            one consumer session on each broker group of a subject, used as one session
-requests            asks every broker group that a request concerns, and merges the answers
-partitioner         chooses the broker group for the next message of a subject
+client     the routes and connections, the broker group of each message, and batches that move to another group
+consumer   one consumer session on each broker group of a subject, used as one session
+requests   asks every broker group that a request concerns, and merges the answers
 
 The package does no I/O of its own. `fairway.client.sync.cluster` and `fairway.client.aio.cluster` add the waiting.
 

@@ -13,7 +13,7 @@ The caller holds the consumer's lock; this module takes the lock of each connect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any, Generic
@@ -25,61 +25,45 @@ from fairway.names import GroupName
 from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
 from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import DecodedBatches, Message, ack_all
-from fairway.protocol.line import Ask, ClientSession, RequestOutcome
+from fairway.protocol.line import RequestOutcome
 from fairway.protocol.messages import Whence
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
 
-class Watched:
-    """Wraps a session: calls `told` after each answer, later and without a lock."""
+class BrokerGroupSession(Generic[ConnectionT]):
+    """The consumer's session on the connection to one broker group.
 
-    def __init__(
-        self, inner: ClientSession, run_later: Callable[[Callable[[], None]], None], told: Callable[[], None]
-    ) -> None:
-        self._inner = inner
-        self._run_later = run_later
+    It stands on the line in the session's place, and calls `told` after each answer, later and without a lock.
+    """
+
+    def __init__(self, name: str, connection: ConnectionT, session: ConsumerSession, told: Callable[[], None]) -> None:
+        self.name = name
+        self.connection = connection
+        self.session = session
+        self.opened = session.opened
+        self.asks = session.asks
+        self.next_deadline = session.next_deadline
         self._told = told
         self._is_told = False
 
-    def opened(self, now_ns: int) -> None:
-        self._inner.opened(now_ns)
-
-    def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
-        return self._inner.asks(room, now_ns)
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return self.connection.link.lock
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        self._inner.answered(token, outcome, now_ns)
+        self.session.answered(token, outcome, now_ns)
         if not self._is_told:
             self._is_told = True
-            self._run_later(self._tell)
-
-    def next_deadline(self) -> int | None:
-        return self._inner.next_deadline()
+            self.connection.core.line.run_later(self._tell)
 
     def _tell(self) -> None:
         self._is_told = False
         self._told()
 
 
-class BrokerGroupSession(Generic[ConnectionT]):
-    """The consumer's session on the connection to one broker group."""
-
-    __slots__ = ("connection", "name", "session", "watched")
-
-    def __init__(self, name: str, connection: ConnectionT, session: ConsumerSession, told: Callable[[], None]) -> None:
-        self.name = name
-        self.connection = connection
-        self.session = session
-        self.watched = Watched(session, connection.core.line.run_later, told)
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        return self.connection.link.lock
-
-
 class ClusterConsumer(Generic[ConnectionT]):
-    """All sessions of one consumer, behind the interface of one (`taken_messages.Source`)."""
+    """All sessions of one consumer, behind the interface of one."""
 
     def __init__(
         self,
@@ -103,7 +87,7 @@ class ClusterConsumer(Generic[ConnectionT]):
         self._log = log
         self._decoded = DecodedBatches(options.decoded_bytes_max)  # of all sessions together
         # Replaced, never changed: some callers read the tuple without the lock.
-        self._legs: tuple[BrokerGroupSession[ConnectionT], ...] = ()
+        self._joined: tuple[BrokerGroupSession[ConnectionT], ...] = ()
         self._leaving: tuple[BrokerGroupSession[ConnectionT], ...] = ()
         self._told: tuple[dict[str, ConnectionT], Sequence[str]] = {}, ()  # the arguments of the last `follow`
         self._is_placed = False  # the first route has arrived, even one without broker groups
@@ -121,60 +105,60 @@ class ClusterConsumer(Generic[ConnectionT]):
             if self._is_draining:
                 return
             self._switch(self.group in paused or self._options.group in paused)
-            gone = [leg for leg in self._legs if leg.name not in connections]
-            known = {leg.name for leg in (*self._legs, *self._leaving)}
-            self._legs = tuple(leg for leg in self._legs if leg.name in connections)
+            gone = [joined for joined in self._joined if joined.name not in connections]
+            known = {joined.name for joined in (*self._joined, *self._leaving)}
+            self._joined = tuple(joined for joined in self._joined if joined.name in connections)
             self._leaving += tuple(gone)
-            for leg in gone:
-                with leg.lock:
-                    leg.session.drain(self._clock.monotonic_ns())
-            self._legs += tuple(
-                self._new_leg(name, connection) for name, connection in connections.items() if name not in known
+            for joined in gone:
+                with joined.lock:
+                    joined.session.drain(self._clock.monotonic_ns())
+            self._joined += tuple(
+                self._new_session(name, connection) for name, connection in connections.items() if name not in known
             )
             self._is_placed = True
             self._announce()
-        for leg in (*self._legs, *gone):
-            leg.connection.link.stir()
+        for joined in (*self._joined, *gone):
+            joined.connection.link.stir()
 
-    def _new_leg(self, name: str, connection: ConnectionT) -> BrokerGroupSession[ConnectionT]:
+    def _new_session(self, name: str, connection: ConnectionT) -> BrokerGroupSession[ConnectionT]:
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
         session = logged_session(
             options, connection, self._clock, self._rng, self._log, broker_group=name, decoded=self._decoded
         )
-        leg = BrokerGroupSession(name, connection, session, self.noticed)
-        with leg.lock:
+        joined = BrokerGroupSession(name, connection, session, self.noticed)
+        with joined.lock:
             session.wish(self._wish)
             if self.is_paused or self._is_off:
                 session.pause()
-            connection.core.line.add(leg.watched, self._clock.monotonic_ns(), session.detach)
-        return leg
+            connection.core.line.add(joined, self._clock.monotonic_ns(), session.detach)
+        return joined
 
     def noticed(self) -> None:
         """Take notice of the news of a session, and let go of sessions that have ended. Called without any lock."""
         with self._lock:
-            ended = [leg for leg in self._leaving if leg.session.is_finished]
-            for leg in ended:
-                self._let_go(leg)
-            self._leaving = tuple(leg for leg in self._leaving if leg not in ended)
+            ended = [joined for joined in self._leaving if joined.session.is_finished]
+            for joined in ended:
+                self._let_go(joined)
+            self._leaving = tuple(joined for joined in self._leaving if joined not in ended)
             self._announce()
-        if any(leg.name in self._told[0] for leg in ended):
+        if any(joined.name in self._told[0] for joined in ended):
             self.follow(*self._told)  # the route names a group again that the consumer was leaving
 
-    def _let_go(self, leg: BrokerGroupSession[ConnectionT]) -> None:
-        with leg.lock:
-            leg.connection.core.line.remove(leg.watched)
+    def _let_go(self, joined: BrokerGroupSession[ConnectionT]) -> None:
+        with joined.lock:
+            joined.connection.core.line.remove(joined)
         for each in fields(ConsumerCounts):
-            setattr(self._past, each.name, getattr(self._past, each.name) + getattr(leg.session.counts, each.name))
+            setattr(self._past, each.name, getattr(self._past, each.name) + getattr(joined.session.counts, each.name))
 
     @property
     def _all(self) -> tuple[BrokerGroupSession[ConnectionT], ...]:
-        return self._legs + self._leaving
+        return self._joined + self._leaving
 
     @property
     def links(self) -> list[Any]:
         """The links of all sessions, each once."""
-        return list(dict.fromkeys(leg.connection.link for leg in self._all))
+        return list(dict.fromkeys(joined.connection.link for joined in self._all))
 
     # --- Source ------------------------------------------------------------------------------------------------------
 
@@ -182,49 +166,49 @@ class ClusterConsumer(Generic[ConnectionT]):
         """Take messages from all sessions that have some, in equal shares. The first session is the last next time."""
         if self.is_paused or self._is_off:
             return []
-        ready = [leg for leg in self._legs if leg.session.may_have_some]
-        if len(self._legs) > 1:
-            self._legs = (*self._legs[1:], self._legs[0])
+        ready = [joined for joined in self._joined if joined.session.may_have_some]
+        if len(self._joined) > 1:
+            self._joined = (*self._joined[1:], self._joined[0])
         taken: list[Message] = []
         for _ in range(2):  # the second round takes from the others what some sessions did not have
-            for number, leg in enumerate(ready):
+            for number, joined in enumerate(ready):
                 share = None if most is None else -(-(most - len(taken)) // (len(ready) - number))
                 if share != 0:
-                    with leg.lock:
-                        taken += leg.session.take_messages(share)
+                    with joined.lock:
+                        taken += joined.session.take_messages(share)
         return taken
 
     def wish(self, count: int) -> None:
         self._wish = count
-        for leg in self._legs:
-            leg.session.wish(count)
+        for joined in self._joined:
+            joined.session.wish(count)
 
     @property
     def waiting_count(self) -> int:
-        return sum(leg.session.waiting_count for leg in self._legs)
+        return sum(joined.session.waiting_count for joined in self._joined)
 
     @property
     def has_ready(self) -> bool:
-        return not (self.is_paused or self._is_off) and any(leg.session.has_ready for leg in self._legs)
+        return not (self.is_paused or self._is_off) and any(joined.session.has_ready for joined in self._joined)
 
     @property
     def is_quiet(self) -> bool:
-        return all(leg.session.is_quiet or leg.session.is_finished for leg in self._all)
+        return all(joined.session.is_quiet or joined.session.is_finished for joined in self._all)
 
     @property
     def counts(self) -> ConsumerCounts:
-        every = [self._past, *(leg.session.counts for leg in self._all)]
+        every = [self._past, *(joined.session.counts for joined in self._all)]
         return ConsumerCounts(*(sum(getattr(each, field.name) for each in every) for field in fields(ConsumerCounts)))
 
     @property
     def error(self) -> FairwayError | None:
         """The error that has ended the consumer: one session that cannot go on ends them all."""
-        return next((leg.session.error for leg in self._all if leg.session.error is not None), None)
+        return next((joined.session.error for joined in self._all if joined.session.error is not None), None)
 
     @property
     def is_finished(self) -> bool:
         if self._is_draining:
-            return all(leg.session.is_finished for leg in self._all)
+            return all(joined.session.is_finished for joined in self._all)
         return self.error is not None
 
     def ack(self, messages: Sequence[Message]) -> None:
@@ -232,48 +216,49 @@ class ClusterConsumer(Generic[ConnectionT]):
 
     def pause(self) -> None:
         self.is_paused = True
-        self._pause_legs()
+        self._pause_sessions()
 
     def resume(self) -> None:
         self.is_paused = False
-        self._pause_legs()
+        self._pause_sessions()
 
     def _switch(self, is_off: bool) -> None:
         if is_off != self._is_off:
             self._is_off = is_off
-            self._pause_legs()
+            self._pause_sessions()
 
-    def _pause_legs(self) -> None:
-        for leg in self._legs:
-            with leg.lock:
+    def _pause_sessions(self) -> None:
+        for joined in self._joined:
+            with joined.lock:
                 if self.is_paused or self._is_off:
-                    leg.session.pause()
+                    joined.session.pause()
                 else:
-                    leg.session.resume()
+                    joined.session.resume()
 
     def hand_back(self) -> int:
         count = 0
-        for leg in self._legs:
-            with leg.lock:
-                count += leg.session.hand_back()
+        for joined in self._joined:
+            with joined.lock:
+                count += joined.session.hand_back()
         return count
 
     def drain(self, now_ns: int, until_ns: int | None = None) -> None:
         self._is_draining = True
-        for leg in self._all:
-            with leg.lock:
-                leg.session.drain(now_ns, until_ns)
-                if not (leg.session.is_finished or leg.session.unconfirmed_count or leg.connection.core.line.is_open):
-                    leg.session.abandon()  # not connected, and the only news for the broker would be the leaving
+        for joined in self._all:
+            with joined.lock:
+                session, line = joined.session, joined.connection.core.line
+                session.drain(now_ns, until_ns)
+                if not (session.is_finished or session.unconfirmed_count or line.is_open):
+                    session.abandon()  # not connected, and the only news for the broker would be the leaving
 
     def abandon(self) -> None:
-        for leg in self._all:
-            with leg.lock:
-                if not leg.session.is_finished:
-                    leg.session.abandon()
+        for joined in self._all:
+            with joined.lock:
+                if not joined.session.is_finished:
+                    joined.session.abandon()
 
     def forget(self) -> None:
         """Let go of all sessions: the consumer has ended."""
-        for leg in self._all:
-            self._let_go(leg)
-        self._legs = self._leaving = ()
+        for joined in self._all:
+            self._let_go(joined)
+        self._joined = self._leaving = ()

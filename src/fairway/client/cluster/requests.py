@@ -139,7 +139,7 @@ def _subject(states: Sequence[SubjectDescription]) -> SubjectDescription:
 def _group(states: Sequence[GroupDescription]) -> GroupDescription:
     """Add the numbers. A switch is on if any broker group has it on. Everything else is the first group's."""
     first = states[0]
-    told: dict[str, Any] = {name: sum(getattr(each, name) for each in states) for name in _ADDED}
+    told: dict[str, Any] = _sums(states, _ADDED)
     told |= {name: any(getattr(each, name) for each in states) for name in ("is_paused", "is_full")}
     oldest = [each.oldest_ms for each in states if each.oldest_ms is not None]
     return msgspec.structs.replace(
@@ -168,20 +168,22 @@ def _broker(states: Sequence[BrokerState]) -> BrokerState:
         is_master=all(state.is_master for state in states),
         is_read_only=all(state.is_read_only for state in states),
         started_ms=min(state.started_ms for state in states),
-        connections=sum(state.connections for state in states),
         now_ms=max(state.now_ms for state in states),
         durability=kinds.pop() if len(kinds) == 1 else "mixed",
         free_bytes=min(state.free_bytes for state in states),
-        connections_max=sum(state.connections_max for state in states),
-        rotten_spans=sum(state.rotten_spans for state in states),
+        **_sums(states, ("connections", "connections_max", "rotten_spans")),
     )
+
+
+def _sums(answers: Sequence[object], names: Sequence[str]) -> dict[str, int]:
+    return {name: sum(getattr(each, name) for each in answers) for name in names}
 
 
 # --- merging the answers to changes -----------------------------------------------------------------------------------
 
 
 def _sought(answers: Sequence[Sought]) -> Sought:
-    return Sought(*(sum(getattr(each, name) for each in answers) for name in Sought.__struct_fields__))
+    return Sought(**_sums(answers, Sought.__struct_fields__))
 
 
 def _redriven(answers: Sequence[Redriven]) -> Redriven:
@@ -190,8 +192,7 @@ def _redriven(answers: Sequence[Redriven]) -> Redriven:
 
 
 def _removed(answers: Sequence[Removed]) -> Removed:
-    counts = (sum(getattr(each, name) for each in answers) for name in ("groups", "messages", "dead"))
-    return Removed(any(each.existed for each in answers), *counts)
+    return Removed(any(each.existed for each in answers), **_sums(answers, ("groups", "messages", "dead")))
 
 
 def _decided(answers: Sequence[Decided]) -> Decided:
@@ -230,7 +231,7 @@ _MERGERS: dict[type[ControlMessage], Callable[[Sequence[Any]], ControlMessage]] 
     Cancel: _decided,
     Reschedule: _decided,
     DelayTally: _tallied,
-    Resend: lambda answers: Resent(sum(each.messages for each in answers), sum(each.left for each in answers)),
+    Resend: lambda answers: Resent(**_sums(answers, Resent.__struct_fields__)),
 }
 
 

@@ -2,9 +2,7 @@
 
 client       `connect`, and the client
 consumer     a member of a group
-receipts     the results of `send`, which threads can wait for, and `client.delayed`
-connection   one connection to a server, with the link whose thread reads
+connection   one connection to a server, and the outcomes of what is sent there
 cluster      sends and asks in a cluster, and waits for several broker groups
 forwarder    the process-forward producer
-coalescing   merges equal requests among the threads of a process
 """

@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fairway.batch import MessageId
 from fairway.client import commands, url
@@ -34,22 +34,22 @@ from fairway.client.core import (
     delay_server,
     end_of,
     failures,
+    failures_noted,
+    id_of,
     limit_of,
     meta_server,
     not_stored_yet,
-    note_failures,
     seconds_of,
     slices,
 )
-from fairway.client.delayed_messages import AskDelayServer, Delayed, due_of, dues_of, is_far
-from fairway.client.settings import ConsumerSettings, id_of, options_of
+from fairway.client.delayed_messages import AskDelayServer, Delayed, columns_of, dues_of
 from fairway.client.spool.spool import SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
 from fairway.client.spool.thread import AnySpoolHandle
 from fairway.client.sync.cluster import ConsumerLink, SyncClusterClient
 from fairway.client.sync.connection import PendingMany, SyncBatch, SyncPending, SyncServerConnection
 from fairway.client.sync.consumer import Consumer
-from fairway.client.taken_messages import LEAVE_S
+from fairway.client.taken_messages import LEAVE_S, ConsumerSettings, options_of
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin_messages import Configured, Depth, Described, Redriven, Removed, Sought, Switched
 from fairway.protocol.consumer_options import ConsumerOptions
@@ -88,13 +88,10 @@ def connect(
     client = Client(url, replace(chosen, spool=options_of_spool(spool, chosen.spool)))
     try:
         client.wait_connected(patience)
-    except Unreachable:
-        if client.spool is None:
+    except BaseException as error:
+        if client.spool is None or not isinstance(error, Unreachable):
             client.abandon()
             raise
-    except BaseException:
-        client.abandon()
-        raise
     return client
 
 
@@ -205,15 +202,9 @@ class Client:
         is full, `when_full` of the options decides: block for `timeout` (or `block_ms` of the options) and then raise
         `BufferFull`, raise it at once, or spool.
         """
-        if after is not None or at is not None:
-            due_ms = due_of(after, at, self._clock)
-            if self._cluster_client is not None:
-                return self._send_by(self._cluster_client, subject, payload, key, tags, headers, id, due_ms, timeout)
-            connection = self._delaying()
-            add = connection.producing.add_alone if is_far(due_ms, self._clock) else connection.producing.add
-            return connection.put(partial(add, subject, payload, key, tags, headers, _born(id), due_ms), timeout)
-        if self._cluster_client is not None:
-            return self._send_by(self._cluster_client, subject, payload, key, tags, headers, id, 0, timeout)
+        if after is not None or at is not None or self._cluster_client is not None:
+            message, is_alone = columns_of(payload, key, tags, headers, id, after, at, self._clock)
+            return self._send_routed(subject, message, timeout, is_alone=is_alone)
         link = self._link
         if self._is_closed or link.is_orphan:
             link = self._live()
@@ -230,23 +221,19 @@ class Client:
             link.pump()
         return pending
 
-    def _send_by(
-        self,
-        cluster_client: SyncClusterClient,
-        subject: str,
-        payload: bytes,
-        key: str | None,
-        tags: Collection[str],
-        headers: Mapping[str, str] | None,
-        id: MessageId | str | None,
-        due_ms: int,
-        timeout: Duration | None,
+    def _send_routed(
+        self, subject: str, message: tuple[Any, ...], timeout: Duration | None, *, is_alone: bool
     ) -> SyncPending:
+        """Send a delayed message, or any message in a cluster."""
+        cluster_client = self._cluster_client
+        if cluster_client is None:
+            connection = self._delaying()
+            add = connection.producing.add_alone if is_alone else connection.producing.add
+            return connection.put(partial(add, subject, *message), timeout)
         if self._is_closed or self._link.is_orphan:
             self._live()
             cluster_client = self._cluster_client or cluster_client  # a forked child has a new one
-        message = (payload, key, tags, headers, _born(id), due_ms)
-        return cluster_client.put(subject, message, timeout, is_alone=bool(due_ms) and is_far(due_ms, self._clock))
+        return cluster_client.put(subject, message, timeout, is_alone=is_alone)
 
     def send_nowait(
         self,
@@ -261,16 +248,11 @@ class Client:
     ) -> SyncPending:
         """`send` that never waits: raises `BufferFull` if there is no room now."""
         self._live()
-        if self._cluster_client is not None:
-            due_ms = 0 if after is None and at is None else due_of(after, at, self._clock)
-            return self._send_by(self._cluster_client, subject, payload, key, tags, headers, id, due_ms, 0)
-        if after is None and at is None:
-            return self._connection.put_now(
-                partial(self._producing.add, subject, payload, key, tags, headers, _born(id))
-            )
-        due_ms, connection = due_of(after, at, self._clock), self._delaying()
-        add = connection.producing.add_alone if is_far(due_ms, self._clock) else connection.producing.add
-        return connection.put_now(partial(add, subject, payload, key, tags, headers, _born(id), due_ms))
+        if after is not None or at is not None or self._cluster_client is not None:
+            message, is_alone = columns_of(payload, key, tags, headers, id, after, at, self._clock)
+            return self._send_routed(subject, message, 0, is_alone=is_alone)
+        born = None if id is None else id_of(id)
+        return self._connection.put_now(partial(self._producing.add, subject, payload, key, tags, headers, born))
 
     def send_many(
         self,
@@ -525,13 +507,5 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
+        with failures_noted(error):
             self.close()
-        except ExceptionGroup as failed:
-            if error is None:
-                raise
-            note_failures(error, failed)
-
-
-def _born(id: MessageId | str | None) -> MessageId | None:
-    return None if id is None else id_of(id)

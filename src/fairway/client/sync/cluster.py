@@ -37,13 +37,16 @@ class SyncClusterClient(ClusterClient[SyncServerConnection]):
     def put(self, subject: str, message: tuple[Any, ...], timeout: Duration | None, *, is_alone: bool) -> SyncPending:
         """Add one message; `adding` describes the arguments. If the picked group has no room, another group may."""
         partitioner, connection, add = self.adding(subject, message, is_alone=is_alone)
+        pending: SyncPending
         try:
-            return connection.put_now(add)
+            pending = connection.put_now(add)
         except BufferFull as full:
             other = None if connection is self.meta else partitioner.another(connection)
-            if other is None:
-                return connection.wait_and_put(add, full, timeout)
-        return other.put(partial(other.producing.add, subject, *message), timeout)
+            if other is not None:
+                again = other.producing.add_alone if is_alone else other.producing.add
+                return other.put(partial(again, subject, *message), timeout)
+            pending = connection.wait_and_put(add, full, timeout)
+        return pending
 
     def put_many(self, subject: str, part: MessageSlice, timeout: Duration | None, *, is_due: bool) -> list[SyncBatch]:
         """Add many messages, and wait for their route if they have keys."""

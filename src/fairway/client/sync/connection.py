@@ -18,6 +18,7 @@ from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
     ASK_S,
+    FIRST_S,
     ClientCore,
     ClientOptions,
     ConnectionWatch,
@@ -39,8 +40,6 @@ from fairway.runtime.rng import Rng
 from fairway.runtime.threaded_link import Link
 
 T = TypeVar("T")
-
-FIRST_S = 30.0  # wait so long for the first attempt to connect; a running host answers much sooner
 
 
 class SyncBatch(PendingBatch):

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from fairway.client.core import Duration, end_of, seconds_of
-from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, Waiter, check_most
+from fairway.client.sync.cluster import ConsumerLink
+from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
-
-
-class ThreadWaiter(Waiter, Protocol):
-    """The part of a link that a consumer uses; `ConsumerLink` offers the same for several links."""
-
-    @property
-    def is_orphan(self) -> bool: ...
-
-    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool: ...
-
-    def announce(self) -> None: ...
+from fairway.runtime.threaded_link import Link
 
 
 class Consumer(TakenMessages):
     """One member of a group. Several threads may take messages; each message goes to one of them."""
 
-    _link: ThreadWaiter
+    _link: Link | ConsumerLink
 
     def __init__(
         self,
         session: Source,
         forget: Callable[[], None],
-        link: ThreadWaiter,
+        link: Link | ConsumerLink,
         clock: Clock,
         on_close: Callable[[Consumer], None],
     ) -> None:

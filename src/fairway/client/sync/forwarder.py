@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from fairway.client.core import Duration, seconds_of
+from fairway.client.core import Duration, limit_of, seconds_of
 from fairway.client.forwarder_buffer import (
     FailedItem,
     ForwarderCounts,
@@ -97,7 +97,7 @@ class Forwarder(Generic[ItemT]):
     def flush(self, timeout: Duration | None = None) -> bool:
         """Wait until every accepted item is sent on or set aside; False: the timeout has passed."""
         with self._watch:
-            return self._until(lambda: self._buffer.is_drained, None if timeout is None else seconds_of(timeout))
+            return self._until(lambda: self._buffer.is_drained, limit_of(timeout))
 
     @property
     def counts(self) -> ForwarderCounts:

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import typer
 from pyspark.sql import DataFrame, SparkSession
 
-from fairway.client import settings
+from fairway.client import core
 from fairway.errors import Misuse
 from fairway.spark.jobs import business_rows, job, reconcile_page, selection
 from fairway.spark.jobs.files import Files
@@ -77,7 +77,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     ] = None,
     since: selection.Since = None,
     until: selection.Until = None,
-    window: Annotated[str, typer.Option(metavar="SPAN", help=f"Length of a window: {settings.HELP}.")] = "1h",
+    window: Annotated[str, typer.Option(metavar="SPAN", help=f"Length of a window: {core.SPAN_HELP}.")] = "1h",
     group: Annotated[
         list[str] | None, typer.Option("--group", metavar="GROUP", help="This group; may be repeated. Else all.")
     ] = None,
@@ -133,7 +133,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 
 
 def _seconds(span: str) -> float:
-    return settings.span(span).total_seconds()
+    return core.span(span).total_seconds()
 
 
 def _lines(result: ReconcileResult, options: ReconcileOptions) -> list[str]:

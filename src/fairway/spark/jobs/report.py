@@ -28,7 +28,7 @@ import typer
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.client import settings
+from fairway.client import core
 from fairway.client.sync import client as sync
 from fairway.client.url import parse_any as parse_url
 from fairway.errors import Misuse
@@ -414,7 +414,7 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="And before this time.")] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="SPAN", help=f"In windows so long: {settings.HELP}; chosen, unless given.")
+        str | None, typer.Option(metavar="SPAN", help=f"In windows so long: {core.SPAN_HELP}; chosen, unless given.")
     ] = None,
     observe: Annotated[
         str, typer.Option(metavar="SPAN", help="Watch the broker for so long, and report the shares of that time.")
@@ -443,9 +443,9 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
             subjects=tuple(subjects or ()),
             since=selection.moment(since, "since"),
             until=selection.moment(until, "until"),
-            window=None if window is None else settings.span(window),
-            observe=settings.span(observe),
-            ahead=settings.span(ahead),
+            window=None if window is None else core.span(window),
+            observe=core.span(observe),
+            ahead=core.span(ahead),
             metrics=metrics,
             output=output,
             patience_s=patience_s,

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairway.scheduling import Account, Actor, TurnResult, VirtualTime
-from fairway.scheduling.mailbox import MailboxItem
+from fairway.scheduling.actor import MailboxItem
 from tests.unit.scheduling.stage import Ask, Stage
 
 MS = 1_000_000

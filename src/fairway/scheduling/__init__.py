@@ -5,12 +5,9 @@ scheduler gives ready actors short slices, always to the actor that has used the
 consumers gets no more time than a group with two. Slow requests, such as reads of cold data, slow down only their own
 group: no other rate limit is needed.
 
-    mailbox       what a request and a processor are; the bounded queue of one actor's requests
-    actor         a mailbox, the time it has used, and whether it may run
-    account       the time that one connection has used
+    actor         what a request and a processor are; an actor with its mailbox; the account of a connection
     virtual_time  which actor is next: `VirtualTime`, or `Arrival` for comparison
-    timers        wakes the scheduler for deadlines, ended waits and idle actors
-    scheduler     turns and slices, expiry, refusal, removal of actors
+    scheduler     turns and slices, timers, expiry, refusal, removal of actors
 
 `Scheduler.dispatch` puts a request into a mailbox. In a turn of the loop the scheduler picks an actor, and the
 request's processor handles the request. `process` returns a `TurnResult`; a request that cannot be handled in time ends
@@ -19,9 +16,7 @@ with an `Expiry`.
 The package knows nothing of storage or protocol. Everything runs on one loop's thread.
 """
 
-from fairway.scheduling.account import Account
-from fairway.scheduling.actor import Actor
-from fairway.scheduling.mailbox import Expiry, Processor, Request, TurnResult
+from fairway.scheduling.actor import Account, Actor, Expiry, Processor, Request, TurnResult
 from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerCounters, SchedulerOptions
 from fairway.scheduling.virtual_time import Arrival, RunOrder, VirtualTime
 

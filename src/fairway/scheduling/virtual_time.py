@@ -30,9 +30,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fairway.scheduling.account import Account
-from fairway.scheduling.actor import Actor
-from fairway.scheduling.mailbox import MailboxItem
+from fairway.scheduling.actor import Account, Actor, MailboxItem
 
 # 0.1 s: the longest time that a single charge (a disk that hangs for a minute) holds an actor back
 LEAD_NS_MAX = 100_000_000

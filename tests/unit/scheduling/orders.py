@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from fairway.scheduling import Account, Actor
-from fairway.scheduling.mailbox import MailboxItem
+from fairway.scheduling.actor import MailboxItem
 
 
 class TotalTime:

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from fairway.scheduling import Account, Actor, TurnResult
-from fairway.scheduling.mailbox import SWEEP_ITEMS
+from fairway.scheduling.actor import SWEEP_ITEMS
 from fairway.scheduling.virtual_time import DEBIT_NS
 from tests.unit.scheduling.stage import Ask, Stage
 

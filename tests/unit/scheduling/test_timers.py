@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fairway.runtime.clock import SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.scheduling.actor import Actor
-from fairway.scheduling.mailbox import NEVER_NS
-from fairway.scheduling.timers import STALE_MIN, ActorTimers
+from fairway.scheduling.actor import NEVER_NS, Actor
+from fairway.scheduling.scheduler import STALE_MIN, ActorTimers
 from fairway.simulation.loop import SimLoop
 
 MS = 1_000_000

@@ -6,9 +6,8 @@ import pytest
 
 from fairway.client.url import parse_any
 from fairway.errors import FairwayError, Misuse
-from fairway.lookup.registries import parse_meta
+from fairway.lookup.registries import parse_meta, parse_sqlite, parse_zookeeper
 from fairway.redaction import without_password
-from fairway.registry.urls import parse_sqlite, parse_zookeeper
 from fairway.sql.database_urls import engine_at
 from tests.unit.cli.running import Cli
 

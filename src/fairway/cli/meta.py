@@ -84,10 +84,9 @@ def meta_options(settings: Settings) -> MetaOptions:
 
 
 async def _open_world(url: str, session_ms: int, net: Net) -> MetaWorld:
-    from fairway.lookup.registries import open_registry
+    from fairway.lookup.registries import is_sqlite, open_registry, parse_sqlite
     from fairway.meta.server import MetaWorld
     from fairway.registry.sqlite import SqliteRegistry
-    from fairway.registry.urls import is_sqlite, parse_sqlite
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
 

@@ -5,7 +5,7 @@
     meta://HOST:PORT                    the registry of a meta server with SQLite, over the wire
 
 `RemoteRegistry` serves brokers and careers that have no ZooKeeper. The meta server keeps the session; the client knows
-until when the session certainly lives (`fairway.registry.session_leases.Certainty`). The client repeats a read whose
+until when the session certainly lives (`fairway.registry.sessions.Certainty`). The client repeats a read whose
 answer was lost. A change whose answer was lost raises `AnswerLost`, as `fairway.registry.port` says. A watch is a long
 poll, one per node. A new watch, and each watch after a failure, is called once without a change, so that no change is
 missed.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
@@ -26,7 +27,6 @@ from fairway.protocol.line import ConnectionLost as LostAnswer
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.route_messages import Act, Register, Registered
 from fairway.redaction import without_password
-from fairway.registry import urls
 from fairway.registry.port import (
     AnswerLost,
     Exists,
@@ -40,9 +40,8 @@ from fairway.registry.port import (
     VersionMismatch,
     Watch,
 )
-from fairway.registry.session_leases import QUESTIONS_PER_SESSION, Certainty
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, Certainty, SessionWatches
 from fairway.registry.tree import checked_path, checked_value, checked_version
-from fairway.registry.watches import SessionWatches
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import PORT_MAX, Net
@@ -395,20 +394,58 @@ def _registered(outcome: object) -> Registered:
 
 META = "meta://"
 META_PORT = 20882
-SESSION_MS = urls.SESSION_MS
+SESSION_MS = 10_000
+_SQLITE = "sqlite:"
+_ZOOKEEPER = "zookeeper://"
+_SERVER = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_FORMS = "write sqlite:DIR, or zookeeper://HOST:PORT,HOST:PORT"
 
 
 async def open_registry(
     url: str, net: Net, clock: Clock, rng: Rng, *, session_ms: int = SESSION_MS, name: str = "fairway"
 ) -> Registry:
-    """Open the registry at that URL, with an open session. `Misuse` says how URLs are written."""
+    """Open the registry at that URL, with an open session. `Misuse` says how URLs are written. The servers may grant
+    more or less than `session_ms`."""
     if url.startswith(META):
         return await RemoteRegistry.open(net, clock, rng, parse_meta(url), session_ms=session_ms, name=name)
-    if not url.startswith(("sqlite:", "zookeeper://")):
-        raise Misuse(
-            f"no registry at {without_password(url)!r}: write meta://HOST:PORT, zookeeper://HOST:PORT,... or sqlite:DIR"
-        )
-    return await urls.open_registry(url, session_ms=session_ms, clock=clock)
+    if url.startswith(_ZOOKEEPER):
+        hosts, root = parse_zookeeper(url)
+        from fairway.registry.zookeeper import ZooKeeperRegistry
+
+        return await ZooKeeperRegistry.open(hosts, root=root, session_ms=session_ms, clock=clock)
+    if is_sqlite(url):
+        directory = parse_sqlite(url)
+        from fairway.registry.sqlite import SqliteRegistry
+
+        return await SqliteRegistry.open(directory, clock=clock)
+    raise Misuse(
+        f"no registry at {without_password(url)!r}: write meta://HOST:PORT, zookeeper://HOST:PORT,... or sqlite:DIR"
+    )
+
+
+def is_sqlite(url: str) -> bool:
+    return url.startswith(_SQLITE)
+
+
+def parse_sqlite(url: str) -> str:
+    """The directory."""
+    directory = url.removeprefix(_SQLITE)
+    if directory == url:
+        raise Misuse(f"no registry at {without_password(url)!r}: {_FORMS}")
+    if not directory or directory.startswith("//"):
+        raise Misuse(f"no directory in {without_password(url)!r}: write sqlite:DIR, such as sqlite:data/meta")
+    return directory
+
+
+def parse_zookeeper(url: str) -> tuple[str, str]:
+    """The servers, and the node below which everything is kept; "": the root."""
+    servers, slash, root = url.removeprefix(_ZOOKEEPER).partition("/")
+    for server in servers.split(","):
+        found = _SERVER.fullmatch(server)
+        if found is None or not 0 < int(found[1]) <= PORT_MAX:
+            raise Misuse(f"bad server {without_password(server)!r} in {without_password(url)!r}: {_FORMS}")
+    root = root.rstrip("/")
+    return servers, f"{slash}{root}" if root else ""
 
 
 def parse_meta(url: str) -> tuple[Address, ...]:

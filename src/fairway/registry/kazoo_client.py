@@ -118,18 +118,29 @@ _kazoo_log.propagate = False
 
 
 class ZooKeeperConnection:
-    """One client of kazoo's. Events: `on_connected(asked_ns, session, session_ms)`, `on_suspended`, `on_lost`,
-    `on_below`."""
+    """One client of kazoo's. `on_connected(asked_ns, session, session_ms)`; `on_below(path)`: a node in a watched tree
+    has changed."""
 
-    def __init__(self, hosts: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        session_ms: int,
+        options: Mapping[str, Any],
+        clock: Clock,
+        *,
+        on_connected: Callable[[int, int, float], None],
+        on_suspended: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_below: Callable[[str], None],
+    ) -> None:
         try:
             from kazoo.client import KazooClient
         except ImportError as error:
             raise Misuse("a registry on ZooKeeper needs kazoo: pip install 'fairway[zookeeper]'") from error
-        self.on_connected: Callable[[int, int, float], None] = lambda *_: None
-        self.on_suspended: Callable[[], None] = lambda: None
-        self.on_lost: Callable[[], None] = lambda: None
-        self.on_below: Callable[[str], None] = lambda _: None  # a node in a watched tree has changed
+        self._on_connected = on_connected
+        self._on_suspended = on_suspended
+        self._on_lost = on_lost
+        self._on_below = on_below
         self._trees: tuple[str, ...] = ()
         self._loop = asyncio.get_running_loop()
         self._clock = clock
@@ -151,7 +162,8 @@ class ZooKeeperConnection:
             asked_ns = self._clock.monotonic_ns()
             waits_ms, dials_ms = connect(*where)
             self.has_connected = True
-            self._post(self.on_connected, asked_ns, client._session_id, waits_ms * 3 / 2)  # kazoo waits two thirds of T
+            session_ms = waits_ms * 3 / 2  # kazoo waits two thirds of T
+            self._post(self._on_connected, asked_ns, client._session_id, session_ms)
             return waits_ms, dials_ms
 
         client._connection._connect = connected
@@ -186,7 +198,7 @@ class ZooKeeperConnection:
         def read_event(data: bytes, offset: int) -> None:
             path = Watch.deserialize(data, offset)[0].path
             if any(is_below(path, root) for root in self._trees):
-                self._post(self.on_below, path)
+                self._post(self._on_below, path)
             read(data, offset)
 
         connection._read_watch_event = read_event
@@ -195,9 +207,9 @@ class ZooKeeperConnection:
         from kazoo.protocol.states import KazooState
 
         if state == KazooState.SUSPENDED:
-            self._post(self.on_suspended)
+            self._post(self._on_suspended)
         elif state == KazooState.LOST:
-            self._post(self.on_lost)
+            self._post(self._on_lost)
 
     @property
     def is_dead(self) -> bool:

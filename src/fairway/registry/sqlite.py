@@ -9,27 +9,30 @@ with their nodes, so a client does not lose its session when the meta server res
 whole time-out, from the restart on, to send a request. The previous process's own session ends at the restart, with its
 nodes.
 
-Rows have checksums (`fairway.registry.row_checksums`), which are checked when the file is opened. From then on, reads
-use the tree in memory. A damaged registry is refused with the list of its problems, because a wrong epoch or in-sync
-set would cost messages. A file of version 1 has no checksums: it gets them when it is opened.
+SQLite does not check its data: it serves a flipped bit in a value, and a flipped bit in a page's cell table makes a row
+vanish. Therefore each row has a digest, which shows which row is damaged. One more row, the seal, has the number of all
+rows and the XOR of their digests, so a missing or doubled row breaks it. The seal changes in the same transaction as
+the rows, at a cost that does not depend on their number. The digests are checked when the file is opened. From then on,
+reads use the tree in memory. A damaged registry is refused with the list of its problems, because a wrong epoch or
+in-sync set would cost messages. A file of version 1 has no checksums: it gets them when it is opened.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+import struct
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from fairway.errors import Code, DiskFull, Misuse, Refused, StorageFault
-from fairway.registry import row_checksums
 from fairway.registry.port import Node, RegistryError, SessionOver, SessionState
-from fairway.registry.row_checksums import RowChecksums, RowKey, SealedRow, node_digest, session_digest
-from fairway.registry.session_leases import SessionLeases
+from fairway.registry.sessions import SessionLeases, SessionWatches, Watching
 from fairway.registry.tree import NodeChange, Tree, changed, checked_path, checked_value, checked_version, touched
-from fairway.registry.watches import SessionWatches, Watching
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import RealRng, Rng
@@ -79,6 +82,100 @@ _LOG_PROBLEM = f"a frame of its log ({FILE_NAME}-wal) fails its checksum, and ac
 _log = logging.getLogger("fairway.registry")
 
 
+_DIGEST_BYTES = 16
+_PROBLEMS_MAX = 100  # listed one by one; a damaged page has hundreds of rows
+
+RowKey: TypeAlias = str | int  # a node's path, or the number of a session
+SealedRow: TypeAlias = tuple[Any, ...]
+
+_NODE_HEAD = struct.Struct("<4sIIqqq")  # node, lengths of path and value, version, owner, numbered
+_SESSION_HEAD = struct.Struct("<4sqqq")  # sess, id, timeout, lent
+
+
+def node_digest(path: str, value: bytes, version: int, owner: int, numbered: int) -> bytes:
+    name = path.encode()
+    head = _NODE_HEAD.pack(b"node", len(name), len(value), version, owner, numbered)
+    return blake2b(head + name + value, digest_size=_DIGEST_BYTES).digest()
+
+
+def session_digest(session: int, timeout_ms: int, is_lent: int) -> bytes:
+    return blake2b(_SESSION_HEAD.pack(b"sess", session, timeout_ms, is_lent), digest_size=_DIGEST_BYTES).digest()
+
+
+class RowChecksums:
+    """The digests of all rows, by key, and their seal."""
+
+    def __init__(self) -> None:
+        self._digests: dict[RowKey, bytes] = {}
+        self._sum = 0
+
+    @property
+    def row(self) -> tuple[int, bytes]:
+        """The seal as stored: how many rows, and the XOR of their digests."""
+        return len(self._digests), self._sum.to_bytes(_DIGEST_BYTES)
+
+    def after(self, changes: Mapping[RowKey, bytes | None]) -> tuple[int, bytes]:
+        """The seal to write with these changes. A digest of None removes the row."""
+        rows, total = len(self._digests), self._sum
+        for key, digest in changes.items():
+            before = self._digests.get(key)
+            rows += (digest is not None) - (before is not None)
+            total ^= _number(before) ^ _number(digest)
+        return rows, total.to_bytes(_DIGEST_BYTES)
+
+    def apply(self, changes: Mapping[RowKey, bytes | None]) -> None:
+        """Note that these changes were written."""
+        self._sum = int.from_bytes(self.after(changes)[1])
+        for key, digest in changes.items():
+            if digest is None:
+                self._digests.pop(key, None)
+            else:
+                self._digests[key] = digest
+
+
+def _number(digest: bytes | None) -> int:
+    return 0 if digest is None else int.from_bytes(digest)
+
+
+def _problems(nodes: Iterable[SealedRow], sessions: Iterable[SealedRow], seals: Iterable[SealedRow]) -> list[str]:
+    """The problems of a registry's rows, each row with its digest at the end. Empty if all rows are as written."""
+    found: list[str] = []
+    seen: dict[RowKey, bytes | None] = {}
+    for row in nodes:
+        _judge(row, f"node {str(row[0])[:100]!r}", _is_node, node_digest, seen, found)
+    for row in sessions:
+        _judge(row, f"session {str(row[0])[:100]}", _are_numbers, session_digest, seen, found)
+    seal = RowChecksums()
+    seal.apply(seen)
+    if not found and list(seals) != [seal.row]:
+        found.append(f"its {len(seen):,} rows are not those that were sealed: some are gone, or the seal is damaged")
+    return found
+
+
+def _judge(
+    row: SealedRow, name: str, is_whole: Any, digest_of: Any, seen: dict[RowKey, bytes | None], found: list[str]
+) -> None:
+    *values, digest = row
+    if not is_whole(values) or digest_of(*values) != digest:
+        wrong = f"{name} fails its checksum"
+    elif values[0] in seen:
+        wrong = f"{name} is there twice"
+    else:
+        seen[values[0]] = digest
+        return
+    if len(found) < _PROBLEMS_MAX:
+        found.append(wrong)
+
+
+def _is_node(values: SealedRow) -> bool:
+    path, value, *numbers = values
+    return isinstance(path, str) and isinstance(value, bytes) and _are_numbers(numbers)
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    return all(isinstance(each, int) and -(1 << 63) <= each < 1 << 63 for each in values)
+
+
 class _Keeper:
     """The tree and its file. Methods that begin with `do_` run on the file's thread."""
 
@@ -91,16 +188,16 @@ class _Keeper:
         self.sessions: dict[int, SqliteSession] = {}
         self.ending: dict[int, None] = {}  # over, but their nodes still exist
         self._disk = disk
-        self._tree = Tree()
+        self.tree = Tree()  # on the file's thread, too
         self._seal = RowChecksums()
-        self.bytes_max: int | None = None  # of all nodes; None: no bound
+        self.bytes_max = sys.maxsize  # of all nodes
 
     def do_load(self) -> list[tuple[int, int]]:
         """Read the tree. Return the lent sessions with their time-outs. `StorageFault` if anything is not as it was
         written."""
         nodes, sessions = _sound_rows(self.file)
         for path, value, version, owner, numbered, _ in sorted(nodes):
-            self._tree.apply([NodeChange(path, Node(path, value, version, owner), numbered)])
+            self.tree.apply([NodeChange(path, Node(path, value, version, owner), numbered)])
         self._seal.apply({row[0]: row[-1] for row in (*nodes, *sessions)})
         lent = []
         for session, timeout_ms, is_lent, _ in sessions:
@@ -115,57 +212,30 @@ class _Keeper:
         self._do_write({session: digest}, [(_OPEN, (session, timeout_ms, is_lent, digest))])
 
     def do_end(self, session: int) -> None:
-        self._do_change(self._tree.end(session), closed=session)
+        self.do_change(self.tree.end(session), closed=session)
 
-    @property
-    def held_bytes(self) -> int:
-        return self._tree.held_bytes
-
-    def do_create(self, path: str, value: bytes, owner: int, is_numbered: bool, is_lent: bool) -> Node:
-        changes = self._tree.create(path, value, owner=owner, is_numbered=is_numbered)
-        self._check_room(changes, is_lent)
-        return self._do_change(changes)
-
-    def do_put(self, path: str, value: bytes, version: int, is_lent: bool) -> Node:
-        changes = self._tree.put(path, value, version)
-        self._check_room(changes, is_lent)
-        return self._do_change(changes)
-
-    def _check_room(self, changes: list[NodeChange], is_lent: bool) -> None:
-        """`Refused` if the nodes would take more memory than allowed. An eighth is reserved for the owner, for subjects
-        and operators' decisions."""
-        if self.bytes_max is None:
-            return
-        bytes_max = self.bytes_max - (self.bytes_max // _OWNERS_SHARE if is_lent else 0)
-        growth = self._tree.growth_bytes(changes)
-        if growth > 0 and self._tree.held_bytes + growth > bytes_max:
+    def do_grow(self, changes: list[NodeChange], *, is_lent: bool) -> Node:
+        """Change nodes; `Refused` if they would take more memory than allowed. An eighth is reserved for the owner, for
+        subjects and operators' decisions."""
+        growth = self.tree.growth_bytes(changes)
+        reserved = self.bytes_max // _OWNERS_SHARE if is_lent else 0
+        if growth > 0 and self.tree.held_bytes + growth > self.bytes_max - reserved:
             raise Refused(
                 Code.BUSY,
-                f"the nodes of this registry take {self._tree.held_bytes:,} bytes, and there is no memory for more: "
+                f"the nodes of this registry take {self.tree.held_bytes:,} bytes, and there is no memory for more: "
                 "remove what is not needed, or give the meta server more (--memory-mib)",
                 retry_after_ms=_FULL_RETRY_MS,
             )
+        return self.do_change(changes)
 
-    def do_remove(self, path: str, version: int | None) -> None:
-        self._do_change(self._tree.remove(path, version))
-
-    def do_get(self, path: str) -> Node | None:
-        return self._tree.get(path)
-
-    def do_children(self, path: str) -> list[str]:
-        return self._tree.children(path)
-
-    def do_owned(self, session: int) -> list[str]:
-        return self._tree.owned(session)
-
-    def _do_change(self, changes: list[NodeChange], closed: int | None = None) -> Node:
+    def do_change(self, changes: list[NodeChange], closed: int | None = None) -> Node:
         digests: dict[RowKey, bytes | None] = {change.path: _digest(change) for change in changes}
         statements = list(map(_statement, changes))
         if closed is not None:
             digests[closed] = None
             statements.append((_CLOSE, (closed,)))
         self._do_write(digests, statements)
-        self._tree.apply(changes)
+        self.tree.apply(changes)
         self.file.post(self._tell, touched(changes), changed(changes))
         last = changes[-1].node if changes else None
         return last or Node("", b"", 0, 0)
@@ -260,7 +330,7 @@ def _sound_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
 
 def _sealed_rows(file: SqliteFile) -> tuple[list[SealedRow], list[SealedRow]]:
     nodes, sessions = file.read(_NODES.format(", digest")), file.read(_SESSIONS.format(", digest"))
-    problems = row_checksums.problems(nodes, sessions, file.read(_SEALS))
+    problems = _problems(nodes, sessions, file.read(_SEALS))
     if problems:
         raise _damaged(file.path, problems)
     return nodes, sessions
@@ -325,7 +395,7 @@ def survey(directory: str) -> RegistrySurvey:
         return RegistrySurvey(path, 0, 0, 0, [str(fault)])
     problems = [] if state == [("ok",)] else [f"SQLite says: {state[0][0]}"]
     if is_sealed:
-        problems += row_checksums.problems(nodes, sessions, seals[0])
+        problems += _problems(nodes, sessions, seals[0])
     return RegistrySurvey(path, version, len(nodes), len(sessions), problems)
 
 
@@ -361,38 +431,43 @@ class SqliteSession:
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
         """Read a node. Every read is fresh."""
         checked_path(path)
-        return await self._run(lambda: self._keeper.do_get(path))
+        return await self._run(lambda: self._keeper.tree.get(path))
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         wanted = [checked_path(path) for path in paths]
-        return await self._run(lambda: [self._keeper.do_get(path) for path in wanted])
+        return await self._run(lambda: [self._keeper.tree.get(path) for path in wanted])
 
     async def children(self, path: str) -> list[str]:
         checked_path(path)
-        return await self._run(lambda: self._keeper.do_children(path))
+        return await self._run(lambda: self._keeper.tree.children(path))
 
     async def create(
         self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
     ) -> Node:
         checked_path(path)
         checked_value(path, value)
-        owner = self._number if is_ephemeral else 0
-        return await self._run(lambda: self._keeper.do_create(path, value, owner, is_numbered, self._is_lent))
+        keeper, owner = self._keeper, self._number if is_ephemeral else 0
+        return await self._run(
+            lambda: keeper.do_grow(
+                keeper.tree.create(path, value, owner=owner, is_numbered=is_numbered), is_lent=self._is_lent
+            )
+        )
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
         checked_path(path)
         checked_value(path, value)
         checked_version(path, version)
-        return await self._run(lambda: self._keeper.do_put(path, value, version, self._is_lent))
+        keeper = self._keeper
+        return await self._run(lambda: keeper.do_grow(keeper.tree.put(path, value, version), is_lent=self._is_lent))
 
     async def remove(self, path: str, version: int | None = None) -> None:
         checked_path(path)
         checked_version(path, version)
-        await self._run(lambda: self._keeper.do_remove(path, version))
+        await self._run(lambda: self._keeper.do_change(self._keeper.tree.remove(path, version)))
 
     async def owned(self) -> list[str]:
         """The ephemeral nodes of this session."""
-        return await self._run(lambda: self._keeper.do_owned(self._number))
+        return await self._run(lambda: self._keeper.tree.owned(self._number))
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watching:
         return self.watches.add(checked_path(path), changed)
@@ -462,7 +537,7 @@ class SqliteRegistry(SqliteSession):
     @property
     def held_bytes(self) -> int:
         """Memory of all nodes, as an estimate."""
-        return self._keeper.held_bytes
+        return self._keeper.tree.held_bytes
 
     def _fail(self, fault: StorageFault) -> None:
         self._fault = fault

@@ -6,7 +6,7 @@ called misses nothing. At most 64 watches are being set at a time: otherwise the
 would wait behind them, and the connection would be given up. A tree watch is one persistent, recursive watch of
 ZooKeeper 3.6, for a tree of any size. Older servers need one watch per node instead (`TreeEmulation`).
 
-Certainty (`fairway.registry.session_leases.Certainty`). The module asks a question every T/6, which a majority must
+Certainty (`fairway.registry.sessions.Certainty`). The module asks a question every T/6, which a majority must
 answer. If an answer takes longer than T/3, the module breaks the connection; then T/6 is left to find another server
 before certainty ends at 2 T/3. A lost connection ends nothing by itself, but no question is answered any more.
 
@@ -44,9 +44,8 @@ from fairway.registry.port import (
     Unsupported,
     Watch,
 )
-from fairway.registry.session_leases import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty, SessionWatches, Watching
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
-from fairway.registry.watches import SessionWatches, Watching
 from fairway.runtime.clock import Clock, RealClock
 
 _RETRY_S = 0.5
@@ -312,12 +311,16 @@ class ZooKeeperRegistry:
     # --- the session -------------------------------------------------------------------------------------------------
 
     def _make_line(self) -> ZooKeeperConnection:
-        line = self.line_class(self._hosts, self._asked_ms, self._options, self._clock)
-        line.on_connected = self._on_connected
-        line.on_suspended = self._on_suspended
-        line.on_lost = self._on_lost
-        line.on_below = self._on_below
-        return line
+        return self.line_class(
+            self._hosts,
+            self._asked_ms,
+            self._options,
+            self._clock,
+            on_connected=self._on_connected,
+            on_suspended=self._on_suspended,
+            on_lost=self._on_lost,
+            on_below=self._on_below,
+        )
 
     def _on_connected(self, asked_ns: int, session: int, session_ms: float) -> None:
         if self._session not in (0, session):

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fairway.errors import Misuse
 from fairway.registry.port import Node, RegistryError
-from fairway.registry.session_leases import SessionLeases
+from fairway.registry.sessions import SessionLeases
 from fairway.registry.tree import NodeChange, Tree, changed, is_below, touched
 from fairway.runtime.clock import Clock, SimClock
 from fairway.simulation.registry_client import SimRegistry, SimulatedConnection

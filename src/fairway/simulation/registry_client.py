@@ -13,9 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairway.registry.port import AnswerLost, Node, RegistryError, SessionOver, SessionState
-from fairway.registry.session_leases import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty, SessionWatches, Watching
 from fairway.registry.tree import checked_path, checked_value, checked_version
-from fairway.registry.watches import SessionWatches, Watching
 from fairway.runtime.clock import Clock
 from fairway.simulation.loop import SimLoop
 from fairway.simulation.wire import SimulatedWire

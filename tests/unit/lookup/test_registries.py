@@ -12,13 +12,14 @@ import pytest
 
 from fairway.errors import Misuse, Refused, Unreachable
 from fairway.lookup import registries
-from fairway.lookup.registries import open_registry, parse_meta
+from fairway.lookup.registries import open_registry, parse_meta, parse_sqlite, parse_zookeeper
 from fairway.lookup.requests import Inquirer
 from fairway.meta.server import MetaOptions
 from fairway.protocol.line import Answer, RequestOutcome
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.route_messages import Act, Register, Registered
 from fairway.registry.port import SessionState
+from fairway.registry.sqlite import SqliteRegistry
 from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng
@@ -233,10 +234,43 @@ async def _open(url: str) -> None:
     await registry.close()
 
 
-def test_an_address_says_which_registry_it_is(tmp_path: Path) -> None:
-    asyncio.run(_open(f"sqlite:{tmp_path / 'here'}"))
-    with pytest.raises(Misuse, match="write meta://HOST:PORT, zookeeper://"):
-        asyncio.run(_open("redis://here"))
+def test_sqlite_directory_is_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        registry = await open_registry(f"sqlite:{tmp_path / 'new' / 'meta'}", RealNet(), RealClock(), RealRng())
+        assert isinstance(registry, SqliteRegistry)
+        assert registry.session_id != 0
+        await registry.close()
+
+    asyncio.run(main())
+    assert parse_sqlite("sqlite:data/meta") == "data/meta"
+
+
+def test_zookeeper_address_names_servers_and_a_root() -> None:
+    assert parse_zookeeper("zookeeper://one:2181") == ("one:2181", "")
+    assert parse_zookeeper("zookeeper://one:2181,10.0.0.2:2182,[::1]:2183/fw/eu") == (
+        "one:2181,10.0.0.2:2182,[::1]:2183",
+        "/fw/eu",
+    )
+    assert parse_zookeeper("zookeeper://one:2181/") == ("one:2181", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("", "write meta://HOST:PORT, zookeeper://"),
+        ("redis://here", "write meta://HOST:PORT, zookeeper://"),
+        ("sqlite:", "such as sqlite:data/meta"),
+        ("sqlite://meta", "such as sqlite:data/meta"),
+        ("zookeeper://", "bad server ''"),
+        ("zookeeper://one", "bad server 'one'"),
+        ("zookeeper://one:2181,", "bad server ''"),
+        ("zookeeper://one:99999", "bad server 'one:99999'"),
+        ("zookeeper://one:2181//x", "bad path"),
+    ],
+)
+def test_bad_address_is_refused_with_the_remedy(url: str, sentence: str) -> None:
+    with pytest.raises(Misuse, match=sentence):
+        asyncio.run(_open(url))
 
 
 @pytest.mark.parametrize(

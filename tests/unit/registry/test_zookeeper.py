@@ -13,13 +13,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import UnimplementedError
 
-from fairway.errors import Misuse
+from fairway.errors import Misuse, Unreachable
 from fairway.registry.kazoo_client import ZooKeeperConnection, translated
 from fairway.registry.port import AnswerLost, SessionState
 from fairway.registry.zookeeper import ARMING_MAX, ZooKeeperRegistry
 from fairway.runtime.clock import RealClock
 from tests.support import zookeeper
 from tests.support.cable import Cable
+from tests.support.ports import free_port
 from tests.unit.registry.forms import until
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
@@ -347,3 +348,9 @@ def test_zookeeper_that_has_lost_its_data_lets_its_clients_in_again(tmp_path: Pa
 
     with zookeeper.ensemble(home=tmp_path) as made:
         asyncio.run(main(made))
+
+
+def test_nobody_there_is_unreachable_and_names_the_address() -> None:
+    port = free_port()
+    with pytest.raises(Unreachable, match=f"no ZooKeeper answers at 127.0.0.1:{port}"):
+        asyncio.run(ZooKeeperRegistry.open(f"127.0.0.1:{port}", open_s=0.3))

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from fairway.registry.port import RegistryError, SessionState
-from fairway.registry.session_leases import Certainty
+from fairway.registry.sessions import Certainty
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry

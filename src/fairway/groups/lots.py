@@ -271,7 +271,7 @@ class UnheldLots(LotTable):
         """Lots with an open message in that range, by sequence."""
         blocks = range(first >> _BLOCK_BITS, (first + count - 1 >> _BLOCK_BITS) + 1)
         found = {lot.name: lot for block in blocks for lot in self._blocks.get(block, {}).values()}
-        return sorted((lot for lot in found.values() if _overlap(lot, first, count)), key=lambda lot: lot.name)
+        return sorted((lot for lot in found.values() if open_in(lot, first, count)), key=lambda lot: lot.name)
 
     def _return(self, name: Name, lot: Lot) -> None:
         self._returned[name] = lot
@@ -320,12 +320,16 @@ def _blocks_of(lot: Lot) -> range:
     return range(lot.base >> _BLOCK_BITS, (last >> _BLOCK_BITS) + 1)
 
 
-def _overlap(lot: Lot, first: int, count: int) -> bool:
-    return open_in(lot, first, count) != 0
-
-
 def open_in(lot: Lot, first: int, count: int) -> int:
     """The bits of a lot that are open and in that range."""
     start = max(first - lot.base, 0)
     end = min(first + count - lot.base, lot.mask.bit_length())
     return lot.mask & (((1 << end - start) - 1) << start) if end > start else 0
+
+
+def open_among(lot: Lot, ranges: Iterable[Range]) -> int:
+    """The bits of a lot that are open and in any of these ranges."""
+    mask = 0
+    for first, count in ranges:
+        mask |= open_in(lot, first, count)
+    return mask

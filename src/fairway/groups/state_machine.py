@@ -8,6 +8,8 @@
 Apply a decision's events before asking for the next. After a restart: `GroupStateMachine.restore(snapshot)` or
 `GroupStateMachine()`, then `apply` for each later event of the log, then `begin_life`. No I/O, no clock: `now_ns` is
 monotonic and rules leases, `now_ms` is the wall clock and rules retries.
+
+Decisions of operators and of the store are here. Those about members, pulls and outcomes have modules of their own.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Self
 
+import msgspec
+
+from fairway import group_events, limits
 from fairway.group_events import GroupEvent, Range
-from fairway.groups import admin, membership, pull, settle, snapshot
+from fairway.groups import membership, pull, settle, snapshot
 from fairway.groups.attempts import Attempts
-from fairway.groups.config import GroupConfig, Order
+from fairway.groups.config import GroupConfig, Order, encode
 from fairway.groups.decisions import (
     Dying,
     GroupDecision,
@@ -30,11 +35,14 @@ from fairway.groups.decisions import (
     SeekDecision,
     SettleDecision,
 )
+from fairway.groups.lots import open_among, open_in, ranges_of
 from fairway.groups.settle import SettleVerdict
 from fairway.groups.snapshot import Description
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName
 
+_RETENTION = "retention could keep it no longer"
+_RANGES_PER_EVENT = 10_000  # an action counts its ranges in 16 bits
 _UNKNOWN = "not a member of the group, or no longer: join"
 _NUMBER_MAX = 2**53  # of a response; a member's numbers are checked before use
 _BAD_NUMBER = "a response has a number from 1 on"
@@ -288,56 +296,141 @@ class GroupStateMachine:
     # --- requests of the broker and of operators
 
     def mark_dead(self, dying: Dying, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
-        """These messages are in the dead-letter subject, committed: all of a lot or a part of it. Harmless when
-        repeated. `is_lost`: there was nothing left to copy, so they count as lost."""
-        return admin.decide_mark_dead(self._state, dying, is_lost, now_ms)
+        """These messages are in the dead-letter subject, committed: all of a lot or a part of it. Only messages that
+        are still dying count: a seek, or an earlier `mark_dead`, may have come in between. `is_lost`: there was nothing
+        left to copy, so they count as lost."""
+        detail = group_events.LOST if is_lost else b""
+        named = self._state.dying.get((dying.first, dying.attempt))
+        lots = list(self._state.dying) if named is None else [named]  # parts of a lot are renamed: rare, so search
+        happened = [
+            group_events.died(lot.attempt, lot.base, ranges_of(mask, lot.base), now_ms, detail)
+            for lot in lots
+            if lot.attempt == dying.attempt and (mask := open_among(lot, dying.ranges))
+        ]
+        return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
     def history_of(self, dying: Dying) -> Attempts:
         """The failed attempts of dying messages; empty if a seek has come in between."""
         lot = self._state.dying.get((dying.first, dying.attempt))
         return () if lot is None else lot.history
 
-    def drop(self, lot: Handout, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
-        """Drop unreadable messages of a lot that a pull chose. Apply this instead of the pull's events; then pull
-        again."""
-        return admin.decide_drop(self._state, lot, is_lost, now_ms)
+    def drop(self, absent: Handout, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
+        """Drop unreadable messages of a lot that a pull chose. They count as lost if rot took them. Apply this instead
+        of the pull's events; then pull again."""
+        ranges = self._unheld(absent)
+        detail = group_events.LOST if is_lost else b""
+        event = group_events.acked(0, absent.attempt, absent.first, ranges, now_ms, detail)
+        return GroupDecision(GroupOutcome.DONE, (event,) if ranges else ())
 
-    def lose(self, name: ConsumerName, lot: Handout, *, now_ms: int) -> GroupDecision:
-        """Count unreadable messages as lost, of a lot that went out to this consumer in a response that did not
-        arrive."""
+    def lose(self, name: ConsumerName, handout: Handout, *, now_ms: int) -> GroupDecision:
+        """Count messages as lost, of a lot that went out to this consumer in a response that did not arrive: rot took
+        them before they could be resent."""
         member = self._state.roster.get(name)
-        return GroupDecision(GroupOutcome.DONE) if member is None else admin.decide_lose(member, lot, now_ms)
+        lot = None if member is None else member.lots.get((handout.first, handout.attempt))
+        mask = 0 if lot is None else open_among(lot, handout.ranges)
+        if member is None or lot is None or not mask:
+            return GroupDecision(GroupOutcome.DONE)
+        ranges = ranges_of(mask, lot.base)
+        event = group_events.acked(member.id, lot.attempt, lot.base, ranges, now_ms, group_events.LOST)
+        return GroupDecision(GroupOutcome.DONE, (event,))
 
     def reject(self, lot: Handout, reason: str, *, now_ms: int) -> GroupDecision:
         """Reject a lot that a pull chose from the unheld ones and that cannot be handed out: it dies."""
-        return admin.decide_reject(self._state, lot, reason, now_ms)
+        ranges = self._unheld(lot)
+        if not ranges:
+            return GroupDecision(GroupOutcome.DONE)
+        event = group_events.returned(0, lot.attempt, lot.first, ranges, group_events.REJECTED, reason.encode(), now_ms)
+        return GroupDecision(GroupOutcome.DONE, (event,), (Dying(ranges[0][0], lot.attempt, ranges, reason),))
+
+    def _unheld(self, wanted: Handout) -> tuple[Range, ...]:
+        """The requested messages that nobody holds, under this name."""
+        lot = self._state.unheld_lots.get((wanted.first, wanted.attempt))
+        return () if lot is None else ranges_of(open_among(lot, wanted.ranges), lot.base)
 
     def skip(self, first: int, to: int, *, is_lost: bool = False, now_ms: int) -> GroupDecision:
         """Skip from the cursor to `to`; with `is_lost`, the sequences from `first` on count as lost."""
-        return admin.decide_skip(self._state, first, to, is_lost, now_ms)
+        cursor, happened = self._state.cursor, []
+        if not is_lost:
+            first = max(first, to)
+        if first > cursor:
+            happened.append(group_events.skipped(cursor, first, group_events.SKIPPED, now_ms))
+        if to > max(first, cursor):
+            happened.append(group_events.skipped(max(first, cursor), to, group_events.LOST, now_ms))
+        return GroupDecision(GroupOutcome.DONE, tuple(happened))
 
     def forsake(self, first_kept: int, *, now_ms: int) -> GroupDecision:
         """Retention takes everything below: pulled messages die (copy them first), others count as lost."""
-        return admin.decide_forsake(self._state, first_kept, now_ms)
+        state, happened, dying = self._state, list[GroupEvent](), list[Dying]()
+        owed = [(member.id, lot) for member, lot in state.roster.held()] + [(0, lot) for lot in state.unheld_lots]
+        for consumer_id, lot in owed:
+            ranges = ranges_of(open_in(lot, lot.base, first_kept - lot.base), lot.base)
+            if ranges:
+                reason = _RETENTION.encode()
+                event = group_events.returned(
+                    consumer_id, lot.attempt, lot.base, ranges, group_events.REJECTED, reason, now_ms
+                )
+                happened.append(event)
+                dying.append(Dying(ranges[0][0], lot.attempt, ranges, _RETENTION))
+        if state.keys is not None:
+            ranges = pull.runs_of([each for each in state.keys.parked() if each < first_kept], 0)
+            parts = [ranges[at : at + _RANGES_PER_EVENT] for at in range(0, len(ranges), _RANGES_PER_EVENT)]
+            happened += [group_events.lost_parked(state.cursor, part, now_ms) for part in parts]
+        if first_kept > state.cursor:
+            happened.append(group_events.skipped(state.cursor, first_kept, group_events.LOST, now_ms))
+        return GroupDecision(GroupOutcome.DONE, tuple(happened), tuple(dying))
 
     def configure(self, expected_version: int, config: GroupConfig, *, now_ms: int) -> GroupDecision:
-        """Compare and set. A group begins with version 0, and its creation is the step to version 1."""
-        return admin.decide_configure(self._state, expected_version, config, now_ms)
+        """Compare and set: the new version must follow the one that the caller expects. A group begins with version 0,
+        and its creation is the step to version 1. A caller that expects no group and wants the configuration in force
+        succeeds without an event."""
+        current = self._state.config.version
+        if expected_version == 0 and current and msgspec.structs.replace(config, version=current) == self.config:
+            return GroupDecision(GroupOutcome.DONE)  # a program that asks for the same at each of its starts
+        if expected_version != current:
+            sentence = (
+                f"the configuration is version {current} by now, and another one: to change it, configure version "
+                f"{current + 1} with expected_version={current}"
+            )
+            return GroupDecision(GroupOutcome.OTHER_VERSION, sentence=sentence)
+        if config.version != current + 1:
+            sentence = f"the next version is {current + 1}, not {config.version}"
+            return GroupDecision(GroupOutcome.BAD_REQUEST, sentence=sentence)
+        return GroupDecision(GroupOutcome.DONE, (group_events.configured(encode(config), now_ms),))
 
     def pause(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
-        """Pause the group, or one consumer by name."""
-        return admin.decide_pause(self._state, True, name, now_ms)
+        """Pause the group, or one consumer by name, whether or not it is a member now."""
+        if name is not None and name not in self._state.paused and len(self._state.paused) >= limits.MEMBERS_MAX:
+            sentence = f"{len(self._state.paused)} consumers are paused, which is all that may be"
+            return GroupDecision(GroupOutcome.BUSY, sentence=sentence)
+        return self._switch(name, now_ms, is_paused=True)
 
     def resume(self, name: ConsumerName | None = None, *, now_ms: int) -> GroupDecision:
-        return admin.decide_pause(self._state, False, name, now_ms)
+        return self._switch(name, now_ms, is_paused=False)
+
+    def _switch(self, name: ConsumerName | None, now_ms: int, *, is_paused: bool) -> GroupDecision:
+        event = group_events.paused(is_paused, name or "", now_ms)
+        return GroupDecision(GroupOutcome.DONE, () if self.is_paused(name) == is_paused else (event,))
 
     def go_on(self, key: int = 0, *, now_ms: int) -> GroupDecision:
         """Let a halted key go on, by its hash; 0: all halted keys."""
-        return admin.decide_go_on(self._state, key, now_ms)
+        halted = set() if self._state.keys is None else self._state.keys.halted
+        is_there = bool(halted) or self._state.is_halted if key == 0 else key in halted
+        return GroupDecision(GroupOutcome.DONE, (group_events.gone_on(key, now_ms),) if is_there else ())
 
     def seek(self, to: int, *, now_ms: int) -> SeekDecision:
-        """Move the cursor. A new group gets its start so: the caller resolves `earliest` and `latest` once."""
-        return admin.decide_seek(self._state, to, now_ms)
+        """Move the cursor. The group forgets everything in flight, because a seek is a clean start. A new group gets
+        its start so: the caller resolves `earliest` and `latest` once."""
+        state = self._state
+        if to < 0:
+            return SeekDecision(GroupOutcome.BAD_REQUEST, sentence="a sequence is not negative")
+        return SeekDecision(
+            GroupOutcome.DONE,
+            (group_events.sought(to, now_ms),),
+            held=sum(lot.open_count for _, lot in state.roster.held()),
+            waiting=sum(lot.open_count for lot in state.unheld_lots)
+            + (0 if state.keys is None else state.keys.parked_count),
+            dying_count=sum(lot.open_count for lot in state.dying),
+        )
 
     # --- observation
 

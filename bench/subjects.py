@@ -39,7 +39,7 @@ from bench import machine
 from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
 from fairway import aio, batch, limits
-from fairway.broker.group_switches import GroupSwitches
+from fairway.broker.broker_copy import GroupSwitches
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import FairwayError
 from fairway.lookup.registries import open_registry, parse_meta
@@ -171,7 +171,7 @@ async def until_led(inquirer: Inquirer, label: str) -> None:
 
 async def seen_s(inquirer: Inquirer, registry: Registry, served: int) -> float:
     """The longest time from the order to pause until a broker of so many subjects knows of it."""
-    switches = GroupSwitches(registry, RealClock())
+    switches = GroupSwitches(registry, RealClock(), lambda _: None)
     subjects = [Subject.parse(name_of(number)) for number in range(served)]
     group = GroupName.parse("all")
     task = asyncio.ensure_future(switches.run())

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from fairway.broker import redrive
+from fairway.broker import dead_letters
 from fairway.broker.dead_letters import DeadLetterWriter, _DeadLetterBatch, _DeadLetterQueue
 from fairway.broker.group_coordinator import GroupCoordinator
 from fairway.broker.groups import GroupHost
@@ -109,7 +109,7 @@ def redriven_again() -> AbstractContextManager[None]:
     def redriven(coordinator: GroupCoordinator, host: GroupHost, dead: Subject) -> CopiedRanges:
         return CopiedRanges(coordinator.store.messages, 0, 0)
 
-    return swapped(redrive, "redriven", redriven)
+    return swapped(dead_letters, "redriven", redriven)
 
 
 def inbox_forgotten() -> AbstractContextManager[None]:

@@ -19,10 +19,9 @@ from fairway.batch.identity import checked, consumer_verifier_of
 from fairway.broker.group_coordinator import GroupCoordinator, refusal
 from fairway.broker.groups import FENCED, GroupHost
 from fairway.broker.inbox import Inboxes
-from fairway.broker.key_window import KeyFinder
 from fairway.broker.message_reader import MessageReader
 from fairway.broker.pull import EMPTY, PullProcessor
-from fairway.broker.trace_requests import NameTable
+from fairway.broker.scan import NameTable
 from fairway.errors import Code, Refused
 from fairway.groups import GroupConfig, GroupOutcome, JoinClaim, SettleDecision
 from fairway.groups import SettleVerdict as Settlement
@@ -49,7 +48,7 @@ class ConnectionLeases:
     def joined(self, host: GroupHost, name: ConsumerName, session: Requester) -> None:
         """Stop the member's lease: it depends on this connection from now on."""
         self._members.setdefault(session, {})[host, name] = None
-        for each in _with_inbox(host):
+        for each in host.with_inbox:
             each.state_machine.stop_lease(name)
 
     def left(self, host: GroupHost, name: ConsumerName, session: Requester) -> None:
@@ -61,13 +60,9 @@ class ConnectionLeases:
         for host, name in self._members.pop(session, {}):
             if not self._coordinator.groups.has(host) or host.sessions.has_other(name, session):
                 continue
-            for each in _with_inbox(host):
+            for each in host.with_inbox:
                 each.state_machine.start_lease(name, now_ns=now_ns)
                 self._coordinator.rearm(each)
-
-
-def _with_inbox(host: GroupHost) -> tuple[GroupHost, ...]:
-    return (host,) if host.inbox is None else (host, host.inbox)
 
 
 _Lot = tuple[bool, int, int]  # whether the lot is the inbox's, its first sequence, and its attempt
@@ -183,16 +178,8 @@ class ConsumeProcessor:
         self._copy_status = copy_status
         self._names = names
         self._inboxes = inboxes
-        self._puller = PullProcessor(coordinator, inboxes, reader, copy_status)
+        self.puller = PullProcessor(coordinator, inboxes, reader, copy_status)
         self._settler = SettleProcessor(coordinator, rng)
-
-    @property
-    def keys(self) -> KeyFinder:
-        return self._puller.keys
-
-    @property
-    def pulled_messages(self) -> int:
-        return self._puller.pulled_messages
 
     def process(self, request: ServedRequest[ControlMessage], actor: Actor) -> TurnResult:
         message = request.message
@@ -205,7 +192,8 @@ class ConsumeProcessor:
             name = _consumer(message.consumer)
             host.sessions.check(name, request.session, host.state_machine)
             if isinstance(message, Pull):
-                return self._pull(request, message, host, name, actor)
+                verdict = self.puller.pull(request, message, host, name, actor)
+                return self._wait(request, host, name) if verdict is TurnResult.WAIT else verdict
             refused = self._renew(host, name, message.arrived)
             if refused is not None:
                 self._coordinator.refuse(request, refused)
@@ -294,7 +282,7 @@ class ConsumeProcessor:
             decision.is_gap,
             self._coordinator.store.messages.log.epoch,
         )
-        number = max(each.state_machine.last_number(name) for each in (host, host.inbox) if each is not None)
+        number = max(each.state_machine.last_number(name) for each in host.with_inbox)
         self._coordinator.scheduler.wake(host.key)  # messages that the name held before may now go to anybody
         self._coordinator.when_durable(
             written, lambda outcome: request.settle(outcome, Joined(*told, self._leads_ms(request), number))
@@ -332,15 +320,11 @@ class ConsumeProcessor:
             self._inboxes.renew(host, name, arrived)
         return refused
 
-    # --- pulling -----------------------------------------------------------------------------------------------------
-
-    def _pull(
-        self, request: ServedRequest[ControlMessage], message: Pull, host: GroupHost, name: ConsumerName, actor: Actor
-    ) -> TurnResult:
-        verdict = self._puller.pull(request, message, host, name, actor)
+    def _wait(self, request: ServedRequest[ControlMessage], host: GroupHost, name: ConsumerName) -> TurnResult:
+        """Let a pull wait in its actor. The pull of a consumer that may take nothing waits beside it."""
         now_ns = self._coordinator.clock.monotonic_ns()
-        is_idle = verdict is TurnResult.WAIT and request.wait_until_ns > now_ns
-        if is_idle and (host.state_machine.is_paused(name) or host.state_machine.stands_by(name)):
-            self._coordinator.paused_pulls.add(host.key, host.key, request, self, now_ns)
-            return TurnResult.DONE
-        return verdict
+        is_out = host.state_machine.is_paused(name) or host.state_machine.stands_by(name)
+        if not is_out or request.wait_until_ns <= now_ns:
+            return TurnResult.WAIT
+        self._coordinator.paused_pulls.add(host.key, host.key, request, self, now_ns)
+        return TurnResult.DONE

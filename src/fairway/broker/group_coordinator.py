@@ -5,9 +5,17 @@ a broker. It writes the events to the action log and applies them to the state m
 last attempt to the dead-letter writer. It also keeps one timer per group (a lease ends, a retry falls due), and wakes
 the actors of a subject's groups when the subject has new messages.
 
-`GroupRates` bounds how fast a group gets messages, with a token bucket per group and one token per message. A pull that
-finds the bucket empty waits like a pull that finds no message, and the scheduler wakes it when the next token is due.
-After a restart a bucket is empty, so a group never exceeds its rate, however often the broker restarts.
+A `WaitList` holds long polls outside of the mailboxes of actors, until an event lets them look again. The broker has
+two wait lists, and both of them hold requests that a mailbox cannot:
+
+- Scans wait for the first message behind the end of a subject. An actor for scans serves many subjects: a wake-up
+  that the actor spends on a scan of one subject is lost to the scans of another. The event is the subject.
+- Pulls wait while their consumer is paused, or stands by in a group of strict order. In a mailbox the actor tries the
+  oldest pull on behalf of all: the pull of a consumer that may take nothing would hold up the others. The event is the
+  actor of the group.
+
+Many requests may wait for one event. They go back to their actors a few in each turn of the loop, because the loop has
+other work meanwhile. Each request has one timer, however often it looks in vain.
 
 `BackgroundTask` is work of the broker itself in an actor's mailbox. The scheduler gives it its share of the time like
 any request, and nobody waits for an answer.
@@ -16,22 +24,23 @@ any request, and nobody waits for an answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
-from fairway.broker.wait_lists import WaitList
 from fairway.errors import Code, FairwayError, Refused
 from fairway.group_events import LOST, ActionKind, GroupEvent
 from fairway.groups import Dying, GroupConfig, GroupDecision, GroupOutcome, Range
 from fairway.names import GroupName, Subject
 from fairway.protocol import ControlMessage
 from fairway.runtime.clock import Clock
-from fairway.scheduling import Scheduler
+from fairway.scheduling import Expiry, Processor, Scheduler
 from fairway.serving.memory_plan import SharedMemory
-from fairway.serving.requests import Requester, ServedRequest
+from fairway.serving.requests import Requester, ServedRequest, hand_to
 from fairway.storage.action_log import Action
 from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.record import RecordHeader
@@ -51,78 +60,103 @@ class BackgroundTask:
     account = None
 
 
-_NS = 1_000_000_000
-_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early
-
-RateTimer = Callable[..., object]
-
-
-class TokenBucket:
-    """A token bucket: `rate_per_s` tokens a second arrive, and the bucket keeps `most` of them."""
-
-    def __init__(self, rate_per_s: float, most: float, now_ns: int, *, is_full: bool) -> None:
-        self.rate_per_s = rate_per_s
-        self.most = most
-        self._tokens = most if is_full else 0.0
-        self._as_of_ns = now_ns
-        self.alarm_ns = 0  # when the timer for the next token fires
-
-    def tokens(self, now_ns: int) -> int:
-        """The number of whole tokens in the bucket."""
-        come = (now_ns - self._as_of_ns) * self.rate_per_s / _NS
-        self._tokens = min(self._tokens + come, max(self.most, self._tokens))
-        self._as_of_ns = now_ns
-        return int(self._tokens + 1e-9)
-
-    def take(self, count: int) -> None:
-        self._tokens -= count
-
-    def wait_ns(self) -> int:
-        """The time until the next whole token, counted from the last call of `tokens`."""
-        return max(round((1 - self._tokens) * _NS / self.rate_per_s), 0)
+RELEASED_PER_TURN = 64  # requests of a wait list, about 0.3 ms, where the mailbox is full and refuses each
+_Request = ServedRequest[ControlMessage]
+CancellableTimer = Callable[..., Callable[[], None]]
 
 
-class GroupRates:
-    """The token buckets of all groups of a broker. A message from a group's inbox takes a token of the group, too."""
+class _WaitingRequest(NamedTuple):
+    """What a request waits for, and the actor that handles the request."""
 
-    def __init__(self, clock: Clock, scheduler: Scheduler, call_later: RateTimer) -> None:
-        self._clock = clock
+    event: Hashable
+    key: Hashable
+    processor: Processor[_Request]
+
+
+class WaitList:
+    """Requests by the event that they wait for. A request is answered at the end of its wait at the latest."""
+
+    def __init__(self, scheduler: Scheduler, call_later: CancellableTimer) -> None:
         self._scheduler = scheduler
         self._call_later = call_later
+        self._waiting: dict[Hashable, dict[_Request, _WaitingRequest]] = {}
+        self._released: dict[_Request, _WaitingRequest] = {}  # about to look again
+        self._is_called = False
+        self._timed: set[_Request] = set()
 
-    def messages_max(self, host: GroupHost) -> int | None:
-        """How many messages the group may get now; None: no limit. With no token left, sets a timer that wakes the
-        group's pulls when the next token is due."""
-        bucket = self._bucket(host)
-        if bucket is None:
-            return None
-        now_ns = self._clock.monotonic_ns()
-        tokens = bucket.tokens(now_ns)
-        if tokens < 1 and bucket.alarm_ns <= now_ns:
-            wait_ns = bucket.wait_ns()
-            bucket.alarm_ns = now_ns + wait_ns
-            self._call_later(wait_ns / _NS + _SLACK_S, self._scheduler.wake, host.key)
-        return tokens
+    def add(
+        self, event: Hashable, key: Hashable, request: _Request, processor: Processor[_Request], now_ns: int
+    ) -> None:
+        """Keep the request until the event, or the end of its wait; after the event it goes back to its actor."""
+        self._waiting.setdefault(event, {})[request] = _WaitingRequest(event, key, processor)
+        request.wait_at(partial(self._end, event, request, Expiry.GONE))
+        if request not in self._timed:
+            self._timed.add(request)
+            wait_s = max(request.wait_until_ns - now_ns, 0) / 1e9
+            cancel = self._call_later(wait_s, self._end, event, request, Expiry.WAITED)
+            request.wait_until(partial(self._forget_timer, request, cancel))
 
-    def note_handed_out(self, host: GroupHost, count: int) -> None:
-        bucket = self._bucket(host)
-        if bucket is not None:
-            bucket.take(count)
+    def release(self, event: Hashable) -> None:
+        """The event has happened: requests that wait for it look again, a few in each turn of the loop."""
+        waiting = self._waiting.pop(event, None)
+        if waiting:
+            self._released.update(waiting)
+            if not self._is_called:
+                self._release_some()
 
-    def _bucket(self, host: GroupHost) -> TokenBucket | None:
-        config: GroupConfig = host.state_machine.config
-        bucket = host.bucket
-        if not config.rate_per_s:
-            host.bucket = None
-            return None
-        if bucket is None or (bucket.rate_per_s, bucket.most) != (config.rate_per_s, config.burst_max):
-            is_full = bucket is None and not host.is_revived
-            bucket = host.bucket = TokenBucket(
-                config.rate_per_s, config.burst_max, self._clock.monotonic_ns(), is_full=is_full
-            )
-        return bucket
+    def release_all(self) -> None:
+        """Any of the events may have happened."""
+        for event in list(self._waiting):
+            self.release(event)
+
+    def withdraw(self, event: Hashable, is_meant: Callable[[_Request], bool]) -> list[_Request]:
+        """Take requests out; the caller answers them."""
+        released = [request for request, each in self._released.items() if each.event == event]
+        taken = [request for request in (*self._waiting.get(event, ()), *released) if is_meant(request)]
+        for request in taken:
+            self._take(event, request, is_released_too=True)
+        return taken
+
+    def close(self) -> None:
+        waiting, self._waiting = [*self._waiting.values(), self._released], {}
+        self._released = {}
+        for of_event in waiting:
+            for request, each in of_event.items():
+                each.processor.expire(request, Expiry.STOPPED)
+
+    def _release_some(self) -> None:
+        self._is_called = False
+        for request in list(islice(self._released, RELEASED_PER_TURN)):
+            each = self._released.pop(request)
+            try:
+                hand_to(self._scheduler, each.key, request, each.processor)
+            except Refused as full:
+                each.processor.fail(request, full)
+        if self._released:
+            self._is_called = True
+            self._call_later(0, self._release_some)
+
+    def _end(self, event: Hashable, request: _Request, expiry: Expiry) -> None:
+        """End a wait. A request whose time is up, and which is about to look again, looks first."""
+        if expiry is Expiry.WAITED:
+            self._timed.discard(request)
+        found = self._take(event, request, is_released_too=expiry is Expiry.GONE)
+        if found is not None:
+            found.processor.expire(request, expiry)
+
+    def _take(self, event: Hashable, request: _Request, *, is_released_too: bool) -> _WaitingRequest | None:
+        waiting = self._waiting.get(event, {})
+        found = waiting.pop(request, None)
+        if not waiting:
+            self._waiting.pop(event, None)
+        return self._released.pop(request, None) if found is None and is_released_too else found
+
+    def _forget_timer(self, request: _Request, cancel: Callable[[], None]) -> None:
+        self._timed.discard(request)
+        cancel()
 
 
+_NS = 1_000_000_000
 _BUSY_NS = 5_000_000  # a group counts as busy for so long after its last decision: its consumers are about to send more
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early, and again at once
 
@@ -132,6 +166,7 @@ _NO_MEMORY = "the memory for groups is full, and there is no room for {}: give t
 _REMARKS_MAX = 1_000
 
 CallLater = Callable[..., asyncio.TimerHandle]
+IsOff = Callable[[Subject, GroupName], bool]
 
 # After these events an ordered group may hand out messages that waited behind others.
 _FREEING = frozenset(
@@ -157,7 +192,10 @@ _CODES = {
 
 
 class DeadLetterPort(Protocol):
-    """Takes messages that failed their last attempt."""
+    """Takes messages that failed their last attempt. Counts those that it has written, and those without a copy."""
+
+    buried: int
+    unreadable: int
 
     def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
         """Write these messages to dead letter. `is_again`: they failed before a restart, and copies may exist
@@ -174,8 +212,11 @@ class GroupCoordinator:
         scheduler: Scheduler,
         clock: Clock,
         call_later: CallLater,
-        groups_bytes_max: int = limits.GROUPS_BYTES_MAX,
+        groups_bytes_max: int,
+        dead_letters: Callable[[GroupCoordinator], DeadLetterPort],
+        is_off: IsOff | None = None,
     ) -> None:
+        """`is_off`: whether a group is switched off on all brokers; None: nobody can switch groups off."""
         self.groups = groups
         self.memory: SharedMemory[GroupHost, Requester] = SharedMemory(groups_bytes_max, limits.GROUP_RESERVE_BYTES)
         self.store = store
@@ -188,8 +229,8 @@ class GroupCoordinator:
         self._known: dict[tuple[str, str], GroupHost] = {}  # by the names as requests carry them, to avoid parsing
         self.paused_pulls = WaitList(scheduler, self.call_later)
         self.watches = WaitList(scheduler, self.call_later)
-        self.dead_letter_writer: DeadLetterPort | None = None  # set afterwards: it needs this coordinator
-        self.is_off: Callable[[Subject, GroupName], bool] = lambda _subject, _group: False  # set from the registry
+        self._is_off = is_off
+        self.dead_letter_writer = dead_letters(self)
 
     # --- lookups -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +250,7 @@ class GroupCoordinator:
 
     def is_switched_off(self, host: GroupHost) -> bool:
         """Whether the group is switched off on all brokers. A pause on this broker does not count."""
-        return self.is_off(self.name_of(host.subject_id), host.name)
+        return self._is_off is not None and self._is_off(self.name_of(host.subject_id), host.name)
 
     def host(self, subject: str, group: str) -> GroupHost:
         """The group on the subject; `Refused` if it does not exist here."""
@@ -242,7 +283,7 @@ class GroupCoordinator:
             self.rearm(host)
             if host.state_machine.is_ordered:
                 self._wake_next(host, decision)
-            if decision.dying and self.dead_letter_writer is not None:
+            if decision.dying:
                 self.dead_letter_writer.mark_dead(host, decision.dying)
         return written
 
@@ -267,16 +308,7 @@ class GroupCoordinator:
     def refuse(self, request: ServedRequest[ControlMessage], refused: Refused) -> None:
         """Refuse the request once the events that caused the refusal are durable. A consumer whose lease has ended
         forgets its messages, and a crash must not give them back to it."""
-
-        def told(outcome: FairwayError | None) -> None:
-            if outcome is None:
-                request.refuse(refused)
-            elif isinstance(outcome, Refused):
-                request.refuse(outcome)
-            else:
-                request.end()
-
-        self.when_durable(None, told)
+        self.when_durable(None, lambda outcome: request.settle(outcome, refused))
 
     def ensure(
         self, subject_id: int, name: GroupName, config: GroupConfig, start: int, session: Requester | None = None
@@ -322,9 +354,8 @@ class GroupCoordinator:
 
     def remove(self, host: GroupHost) -> None:
         """Remove a group and its inbox. A later join creates a new group."""
-        gone = [host] if host.inbox is None else [host, host.inbox]
-        self._write_removal(gone)
-        self._forget(gone)
+        self._write_removal(host.with_inbox)
+        self._forget(host.with_inbox)
 
     def remove_all(self, gone: Sequence[GroupHost]) -> None:
         """Remove the groups of removed subjects. Where there is no room for the actions, the groups go all the same:
@@ -405,7 +436,7 @@ class GroupCoordinator:
         dying = host.state_machine.begin_life(end, self.clock.monotonic_ns())
         self.step_over_hole(host)
         self.rearm(host)
-        if dying and self.dead_letter_writer is not None:
+        if dying:
             self.dead_letter_writer.mark_dead(host, dying, is_again=True)
 
     def step_over_hole(self, host: GroupHost) -> None:
@@ -436,12 +467,17 @@ class GroupCoordinator:
         operator."""
         self.carry_out(host, decision)
         lost = [each for event in decision.events if event.detail == LOST for each in event.ranges]
-        if lost and len(self.store.remarks) < _REMARKS_MAX:
+        if lost:
             count = sum(count for _, count in lost)
-            self.store.remarks.append(
+            self.remark(
                 f"group {host.name} on {self.name_of(host.subject_id)} lost {count:,} messages from {lost[0][0]} on: "
                 "the disk has lost them, and no other copy could bring them back"
             )
+
+    def remark(self, sentence: str) -> None:
+        """Keep a sentence for the operator."""
+        if len(self.store.remarks) < _REMARKS_MAX:
+            self.store.remarks.append(sentence)
 
     def call_later(self, delay_s: float, what: Callable[..., None], *args: object) -> Callable[[], None]:
         """Call `what` once after the delay, unless the broker has stopped or failed by then. Returns a function that

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,14 +29,11 @@ from fairway.errors import Code, InvariantViolated, Refused, RemoteProtocolError
 from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import Description, GroupStateMachine
 from fairway.names import ConsumerName, GroupName
+from fairway.serving.rates import TokenBucket
 from fairway.serving.requests import Requester
 from fairway.storage.action_log import Action, unpack, unpack_groups
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
-
-if TYPE_CHECKING:
-    from fairway.broker.group_coordinator import TokenBucket
-
 
 FENCED = Refused(Code.FENCED, "another connection has joined as this consumer: stop, or join with its secret")
 NOT_JOINED = Refused(Code.NOT_A_MEMBER, "this connection has not joined as this consumer: join")
@@ -120,6 +116,11 @@ class GroupHost:
     def key(self) -> tuple[str, int]:
         """The key of the actor. An inbox shares the actor of its group."""
         return ("group", self.id if self.main is None else self.main.id)
+
+    @property
+    def with_inbox(self) -> tuple[GroupHost, ...]:
+        """The group, and its inbox if it has one."""
+        return (self,) if self.inbox is None else (self, self.inbox)
 
     @property
     def next_fresh(self) -> int:

@@ -166,10 +166,6 @@ class Inboxes:
             return (host,)
         return (inbox, host) if host.is_inbox_next else (host, inbox)
 
-    def messages_max(self, source: GroupHost, asked: int) -> int:
-        """At most a second's worth of messages, where a redrive has a rate."""
-        return min(asked, source.rate_per_s) if source.rate_per_s else asked
-
     def note_handed_out(self, source: GroupHost, count: int) -> None:
         main = source.main or source
         main.is_inbox_next = source is main

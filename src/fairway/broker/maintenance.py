@@ -88,7 +88,6 @@ _KEY = ("housekeeping",)
 _GROUPS_PER_TURN = 20  # to know what a group owes, the broker looks at all its unacked messages
 _PATIENCE_ROUNDS = 30
 _IMPATIENT_S = 1.0
-_REMARKS_MAX = 1_000
 
 
 class _MaintenanceRound(BackgroundTask):
@@ -146,7 +145,7 @@ class BrokerMaintenance:
 
     def fail(self, round_: _MaintenanceRound, error: Exception) -> None:
         if isinstance(error, FairwayError):
-            self._remark(f"housekeeping was put off: {error}")
+            self._coordinator.remark(f"housekeeping was put off: {error}")
         self.start()
 
     def _look_at(self, host: GroupHost, round_: _MaintenanceRound) -> None:
@@ -205,14 +204,11 @@ class BrokerMaintenance:
             count = _messages(each.ranges for each in decision.events)
             self.forsaken += count
             name = self._coordinator.name_of(host.subject_id)
-            self._remark(f"group {host.name} on {name} was too far behind: retention took {count} messages from it")
+            self._coordinator.remark(
+                f"group {host.name} on {name} was too far behind: retention took {count} messages from it"
+            )
         self._coordinator.carry_out(host, decision)
         return host.state_machine.oldest_unacked < first_kept
-
-    def _remark(self, sentence: str) -> None:
-        remarks = self._coordinator.store.remarks
-        if len(remarks) < _REMARKS_MAX:
-            remarks.append(sentence)
 
 
 def _messages(ranges: Iterable[tuple[tuple[int, int], ...]]) -> int:

@@ -65,7 +65,7 @@ class Metrics:
 
     def accounts(self) -> list[MemoryAccount]:
         """The memory accounts: everything that clients make this broker hold."""
-        broker, memory, keys = self._broker, self._broker.coordinator.memory, self._broker.consume.keys
+        broker, memory, keys = self._broker, self._broker.coordinator.memory, self._broker.consume.puller.keys
         found = server_accounts(broker.options.memory_bytes_max, broker.session_manager, broker.waiting)
         found += store_accounts(broker.store)
         found.append(MemoryAccount("groups", memory.bytes_max, lambda: memory.taken_bytes))
@@ -86,7 +86,7 @@ class Metrics:
         out.one("produced_bytes_total", "counter", "Bytes of batches committed.", broker.produce.bytes)
         out.one("duplicate_messages_total", "counter", "Messages sent again.", meters.duplicate_messages)
         out.one("pulls_total", "counter", "Pulls answered, empty ones included.", meters.pulls)
-        out.one("pulled_messages_total", "counter", "Messages handed out.", broker.consume.pulled_messages)
+        out.one("pulled_messages_total", "counter", "Messages handed out.", broker.consume.puller.pulled_messages)
         out.one("pulled_bytes_total", "counter", "Bytes of whole batches sent to consumers.", meters.pulled_bytes)
         out.one("settled_messages_total", "counter", "Messages acked, retried, rejected.", meters.settled_messages)
         out.one("stale_messages_total", "counter", "Messages settled by a former holder.", meters.stale_messages)
@@ -147,11 +147,8 @@ class Metrics:
 
     def _chores(self, out: MetricsText) -> None:
         """Figures of the broker's own work."""
-        broker, housekeeper, dead_letter_writer = (
-            self._broker,
-            self._broker.housekeeper,
-            self._broker.dead_letter_writer,
-        )
+        broker, housekeeper = self._broker, self._broker.housekeeper
+        dead_letter_writer = broker.coordinator.dead_letter_writer
         out.one("buried_messages_total", "counter", "Messages moved to dead letter.", dead_letter_writer.buried)
         unreadable = dead_letter_writer.unreadable
         out.one("buried_unreadable_messages_total", "counter", "Of these, lost to rot: no copy was made.", unreadable)

@@ -22,6 +22,7 @@ import msgspec
 
 from fairway import limits
 from fairway.batch import HEADER_BYTES, BatchHeader, check, checksum
+from fairway.batch.identity import checked
 from fairway.batch.layout import raw_length
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, RemoteProtocolError
 from fairway.names import Subject
@@ -30,8 +31,8 @@ from fairway.protocol.messages import Produce
 from fairway.runtime.clock import Clock
 from fairway.runtime.threads import WorkPool
 from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
-from fairway.serving.creation_rate import CreationRate
-from fairway.serving.requests import ServedRequest, checked_secret, produced
+from fairway.serving.rates import CreationRate
+from fairway.serving.requests import ServedRequest, produced
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
@@ -148,11 +149,11 @@ class ProduceProcessor:
         data, header, crc = request.attachments[0], None, -1
         try:
             if self._checks.is_large(data):
-                checked = self._checks.result(request, actor)
-                if checked is None:
+                result = self._checks.result(request, actor)
+                if result is None:
                     return TurnResult.AGAIN
-                header, crc = checked.header, checked.crc
-            receipt = self._store.produce(subject, data, header, checked_secret(request.message), crc)
+                header, crc = result.header, result.crc
+            receipt = self._store.produce(subject, data, header, checked(request.message.secret, "stream"), crc)
         except RemoteProtocolError as error:
             session: ServerSession = request.session  # type: ignore[assignment]
             session.fail(error)

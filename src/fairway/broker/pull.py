@@ -3,20 +3,31 @@
 A pull asks the group's state machine for a range, reads the range, and only then carries the decision out. If the bytes
 turn out to be missing, nothing has been handed out. The broker answers before the PULL event is durable, unless the
 state machine demands durability first. After a crash the group accepts acks of lots whose PULL event is lost.
+
+A group that keeps the order of keys needs the keys of fresh messages. A batch stores key hashes in a section that is
+never compressed, so the broker does not decompress the batch. But the broker has to read the batch before it knows
+whether a message may go out. `KeyFinder` keeps the keys it has read until the cursor has passed them. A pull looks at a
+few messages, and the next pull goes on from there.
+
+`GroupRates` bounds how fast a group gets messages, with a token bucket per group and one token per message. A pull that
+finds the bucket empty waits like a pull that finds no message, and the scheduler wakes it when the next token is due.
+After a restart a bucket is empty, so a group never exceeds its rate, however often the broker restarts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from fairway import limits
+from fairway.batch import layout
 from fairway.broker import response_bounds
-from fairway.broker.group_coordinator import GroupCoordinator, GroupRates, refusal
+from fairway.broker.group_coordinator import GroupCoordinator, refusal
 from fairway.broker.groups import GroupHost
 from fairway.broker.inbox import Inboxes
-from fairway.broker.key_window import Fresh, KeyFinder
 from fairway.broker.message_reader import SKIPPED_BATCHES_MAX, MessageReader
-from fairway.errors import FairwayError, Refused
 from fairway.group_events import ActionKind
 from fairway.groups import GroupOutcome, GroupStateMachine, Handout, Mode, PullDecision, Range
 from fairway.groups import SettleVerdict as Settlement
@@ -25,6 +36,7 @@ from fairway.protocol import ControlMessage, messages
 from fairway.protocol.messages import Pull
 from fairway.replication.copies import CopyStatus
 from fairway.scheduling import Actor, TurnResult
+from fairway.serving.rates import TokenBucket
 from fairway.serving.requests import ServedRequest
 from fairway.storage.message_log import StoredBatch
 
@@ -36,6 +48,142 @@ _TRIES_MAX = 8
 _RUN_CUT = 4  # small enough that runs end before the tries do: the heads of the runs alone are the choice that fits
 _PASSED = frozenset({ActionKind.PARK, ActionKind.DECLINE})
 _ROOMY_FRAME_BYTES = 128 * limits.KIB  # a frame of this size has room beside the batches that were chosen by their size
+
+
+WINDOW_MESSAGES = 4_096  # read together: the largest batch; 32 KB in memory for each such group
+LOOK_MESSAGES = 512  # a pull looks at least at so many, and at four times as many as it asks for: some cannot go out
+_WINDOW_BYTES = 512  # beside the keys
+_KEY_TRIES_MAX = 4  # where a try meets damage, the next try steps over it
+
+_NS = 1_000_000_000
+_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early
+
+
+class _Window(NamedTuple):
+    """The keys of consecutive messages."""
+
+    first: int
+    keys: array[int]
+    config_version: int  # the configuration whose filter chose the messages
+
+    @property
+    def held_bytes(self) -> int:
+        return _WINDOW_BYTES + self.keys.itemsize * len(self.keys)
+
+
+class _Fresh(NamedTuple):
+    """The messages that may be handed out for the first time, and their keys. No range: nothing."""
+
+    range: Range | None
+    keys: Sequence[int] = ()
+
+
+class KeyFinder:
+    """Looks up keys for all groups of a broker."""
+
+    def __init__(self, reader: MessageReader, bytes_max: int = limits.KEY_WINDOWS_BYTES_MAX) -> None:
+        """`bytes_max`: of all windows; beyond it the least recently used window goes."""
+        self._reader = reader
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        self._windows: OrderedDict[int, _Window] = OrderedDict()  # by the group's number; least recently used first
+
+    def fresh(self, actor: Actor, source: GroupHost, messages_max: int, bytes_max: int, look_max: int) -> _Fresh | None:
+        """The group's next fresh messages, at most `look_max`. None: a fetch is under way."""
+        look = min(max(4 * messages_max, LOOK_MESSAGES), look_max)
+        found = _within(self._windows.get(source.id), source, look)
+        if found is not None:
+            self._windows.move_to_end(source.id)
+        for _ in range(_KEY_TRIES_MAX if found is None else 0):
+            first, state_machine = source.next_fresh, source.state_machine
+            fresh = self._reader.fresh(source.subject_id, first, state_machine.config, WINDOW_MESSAGES, bytes_max)
+            if fresh is None or not fresh[1]:
+                return _Fresh(fresh)
+            lot = Handout(fresh[0], 1, (fresh,))
+            batches = self._reader.batches(actor, source.subject_id, [lot])
+            if batches is None:
+                return None
+            if not response_bounds.missing([lot], batches):
+                window = _Window(fresh[0], _keys_of(batches, fresh), state_machine.config.version)
+                self._keep(source.id, window)
+                keys = window.keys[:look].tolist()
+                return _Fresh((fresh[0], len(keys)), keys)
+        return found or _Fresh(None)
+
+    def forget(self, group_id: int) -> None:
+        """Drop the group's window, which may be wrong."""
+        window = self._windows.pop(group_id, None)
+        if window is not None:
+            self.held_bytes -= window.held_bytes
+
+    def _keep(self, group_id: int, window: _Window) -> None:
+        self.forget(group_id)
+        self._windows[group_id] = window
+        self.held_bytes += window.held_bytes
+        while self.held_bytes > self.bytes_max:
+            self.forget(next(iter(self._windows)))
+
+
+def _within(window: _Window | None, source: GroupHost, look: int) -> _Fresh | None:
+    """The rest of the window; None: nothing is left, or the window is for another place or another filter."""
+    if window is None or window.config_version != source.state_machine.config.version:
+        return None
+    offset = source.next_fresh - window.first
+    if not 0 <= offset < len(window.keys):
+        return None
+    left = window.keys[offset : offset + look].tolist()
+    return _Fresh((window.first + offset, len(left)), left)
+
+
+def _keys_of(batches: Sequence[StoredBatch], wanted: Range) -> array[int]:
+    """The keys of the messages in that range, which the batches hold without a gap."""
+    found = array("Q")
+    first, end = wanted[0], wanted[0] + wanted[1]
+    for stored in batches:
+        header = layout.peek(stored.data)
+        begin = stored.entry.first_sequence
+        low, high = max(first - begin, 0), min(end - begin, header.count)
+        hashes = layout.key_hashes(stored.data, header)
+        found.frombytes(bytes(8 * (high - low)) if hashes is None else hashes[low:high].tobytes())
+    return found
+
+
+class GroupRates:
+    """The token buckets of all groups of a broker. A message from a group's inbox takes a token of the group, too."""
+
+    def __init__(self, coordinator: GroupCoordinator) -> None:
+        self._coordinator = coordinator
+
+    def messages_max(self, host: GroupHost) -> int | None:
+        """How many messages the group may get now; None: no limit. With no token left, sets a timer that wakes the
+        group's pulls when the next token is due."""
+        bucket = self._bucket(host)
+        if bucket is None:
+            return None
+        now_ns = self._coordinator.clock.monotonic_ns()
+        tokens = bucket.tokens(now_ns)
+        if tokens < 1 and bucket.alarm_ns <= now_ns:
+            wait_ns = bucket.wait_ns()
+            bucket.alarm_ns = now_ns + wait_ns
+            self._coordinator.call_later(wait_ns / _NS + _SLACK_S, self._coordinator.scheduler.wake, host.key)
+        return tokens
+
+    def note_handed_out(self, host: GroupHost, count: int) -> None:
+        bucket = self._bucket(host)
+        if bucket is not None:
+            bucket.take(count)
+
+    def _bucket(self, host: GroupHost) -> TokenBucket | None:
+        config = host.state_machine.config
+        bucket = host.bucket
+        if not config.rate_per_s:
+            host.bucket = None
+            return None
+        if bucket is None or (bucket.rate_per_s, bucket.most) != (config.rate_per_s, config.burst_max):
+            is_full = bucket is None and not host.is_revived
+            now_ns = self._coordinator.clock.monotonic_ns()
+            bucket = host.bucket = TokenBucket(config.rate_per_s, config.burst_max, now_ns, is_full=is_full)
+        return bucket
 
 
 class PullProcessor:
@@ -54,7 +202,7 @@ class PullProcessor:
         self._inboxes = inboxes
         self._reader = reader
         self.keys = KeyFinder(reader)
-        self._pace = GroupRates(coordinator.clock, coordinator.scheduler, coordinator.call_later)
+        self._pace = GroupRates(coordinator)
         self.pulled_messages = 0
 
     def pull(
@@ -78,8 +226,7 @@ class PullProcessor:
         if beat.outcome is not GroupOutcome.DONE:
             return False
         self._inboxes.renew(host, name, arrived)
-        sources = (host,) if host.inbox is None else (host, host.inbox)
-        return not any(each.state_machine.has_unarrived(name) for each in sources)
+        return not any(each.state_machine.has_unarrived(name) for each in host.with_inbox)
 
     def _pull_from(
         self,
@@ -93,7 +240,8 @@ class PullProcessor:
         if not self._reader.is_indexed(actor, source.subject_id, source.next_fresh):
             return TurnResult.AGAIN
         frame_bytes_max = request.session.frame_bytes_max
-        messages_max = self._inboxes.messages_max(source, message.messages_max)
+        # at most a second's worth, where a redrive has a rate
+        messages_max = min(message.messages_max, source.rate_per_s or message.messages_max)
         if paced_max is not None:
             # where the rate allows none, the broker still repeats a response
             messages_max = min(messages_max, max(paced_max, 1))
@@ -132,7 +280,10 @@ class PullProcessor:
                 self._leave_out(source, name, absent, pulled)
             elif large:
                 messages_max = self._keep_back(source, name, large, pulled, frame_bytes_max) or messages_max
-            elif (raw_count := self._fitting_raw(pulled, batches, message.bytes_max)) is not None:
+            elif (
+                not pulled.is_again  # a repeated response comes as it was: the first time bounded it
+                and (raw_count := response_bounds.fitting_raw(pulled.lots, batches, message.bytes_max)) is not None
+            ):
                 run_max = _shorter(run_max, messages_max, asked_max)
                 messages_max = raw_count
             else:
@@ -198,13 +349,13 @@ class PullProcessor:
 
     def _fresh(
         self, source: GroupHost, message: Pull, messages_max: int, actor: Actor, bytes_left: int
-    ) -> Fresh | None:
+    ) -> _Fresh | None:
         state_machine = source.state_machine
         bytes_max = self._reader.response_bytes(actor, message.bytes_max)
         if state_machine.config.is_keyed:
             look_max = max(bytes_left // state_machine.bytes_per_fresh, limits.GROUP_KEYED_MIN)
             return self.keys.fresh(actor, source, messages_max, bytes_max, look_max)
-        return Fresh(
+        return _Fresh(
             self._reader.fresh(
                 source.subject_id, source.next_fresh, state_machine.config, max(messages_max, 1), bytes_max
             )
@@ -232,11 +383,6 @@ class PullProcessor:
         wanted = frame_bytes_max if pulled.is_again else bytes_max
         entries = self._reader.entries(source.subject_id, pulled.lots)
         return response_bounds.fitting(pulled.lots, entries, wanted, frame_bytes_max)
-
-    def _fitting_raw(self, pulled: PullDecision, batches: list[StoredBatch], bytes_max: int) -> int | None:
-        """How many messages to ask for instead, where the choice has too many bytes before compression. A repeated
-        response comes as it was: the first time bounded it."""
-        return None if pulled.is_again else response_bounds.fitting_raw(pulled.lots, batches, bytes_max)
 
     def _leave_out(self, source: GroupHost, name: ConsumerName, absent: list[Handout], pulled: PullDecision) -> None:
         """Drop the messages that cannot be read: the broker can never hand them out. The next try steps over the fresh
@@ -309,7 +455,7 @@ class PullProcessor:
         actor: Actor,
     ) -> None:
         self._coordinator.memory.charge(source, request.session)
-        written = self._coordinator.carry_out(source, pulled)
+        written = self._coordinator.carry_out_all([(source, pulled)])
         fence = pulled.number if source.state_machine.is_ordered else 0
         lots = [
             messages.WireLot(
@@ -327,19 +473,10 @@ class PullProcessor:
         self._inboxes.note_handed_out(source, count)
         if not pulled.is_again and source.state_machine.config.rate_per_s:
             self._pace.note_handed_out(source.main or source, count)
-        if not pulled.is_durable_first:
+        if pulled.is_durable_first:
+            self._coordinator.when_durable(written, lambda outcome: request.settle(outcome, answer, attachments))
+        else:
             request.respond(answer, attachments)
-            return
-
-        def durable(outcome: FairwayError | None) -> None:
-            if outcome is None:
-                request.respond(answer, attachments)
-            elif isinstance(outcome, Refused):
-                request.refuse(outcome)
-            else:
-                request.end()
-
-        self._coordinator.when_durable(written, durable)
 
 
 def _shorter(run_max: int, messages_max: int, asked_max: int) -> int:

@@ -26,16 +26,16 @@ from fairway.broker.admin import AdminProcessor
 from fairway.broker.cold_reads import ColdReads
 from fairway.broker.consume import ConnectionLeases, ConsumeProcessor
 from fairway.broker.dead_letters import DeadLetterWriter
-from fairway.broker.group_coordinator import GroupCoordinator
+from fairway.broker.descriptions import SubjectIndex
+from fairway.broker.group_coordinator import GroupCoordinator, IsOff
 from fairway.broker.groups import Groups
 from fairway.broker.inbox import Inboxes, InboxProduceProcessor
 from fairway.broker.maintenance import BrokerMaintenance
 from fairway.broker.message_reader import MessageReader
 from fairway.broker.metrics import Metrics
 from fairway.broker.produce import BatchChecks, NewNames, ProduceProcessor
-from fairway.broker.scan import SCAN_WEIGHT, ScanProcessor
-from fairway.broker.trace_requests import KEY as RETRACING
-from fairway.broker.trace_requests import WATCHED, NameTable, RetraceProcessor
+from fairway.broker.scan import RETRACE_KEY, SCAN_WEIGHT, WATCHED, NameTable, RetraceProcessor, ScanProcessor
+from fairway.broker.standalone_routes import OF_META, StandaloneRoutes
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
@@ -51,16 +51,14 @@ from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.runtime.threads import JobRunner, WorkPool
 from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
-from fairway.serving.creation_rate import CreationRate
 from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory_budget import Allowance
 from fairway.serving.metrics import CONTENT_TYPE, ServerCounters, SyncWatch
+from fairway.serving.rates import CreationRate
 from fairway.serving.requests import MessageT, Requester, ServedRequest, admit, hand_to
 from fairway.serving.session import ServerSession
 from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
-from fairway.serving.standalone_routes import OF_META, StandaloneRoutes
-from fairway.serving.subject_index import SubjectIndex
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 from fairway.storage.open_store import RecoveredStore, recover
@@ -138,6 +136,7 @@ class Broker:
         order: RunOrder | None = None,
         delay: DelayPort | None = None,
         copy_status: CopyStatus | None = None,
+        is_off: IsOff | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.clock = clock = world.clock
@@ -147,15 +146,21 @@ class Broker:
         self.options = options
         self.delay = delay
         self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._commit_turn)
+        bytes_max = options.groups_bytes_max
         self.coordinator = GroupCoordinator(
-            groups, store, self.scheduler, clock, loop.call_later, options.groups_bytes_max
+            groups, store, self.scheduler, clock, loop.call_later, bytes_max, DeadLetterWriter, is_off
         )
-        self.coordinator.dead_letter_writer = self.dead_letter_writer = DeadLetterWriter(self.coordinator)
         self.housekeeper = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
         self.session_manager = SessionManager(
-            world.clock, options.session_manager(), self.meters, self.scheduler, self.waiting, self.handle
+            clock,
+            options.session_manager(),
+            self.meters,
+            self.scheduler,
+            self.waiting,
+            self.handle,
+            self._session_closed,
         )
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
@@ -170,7 +175,7 @@ class Broker:
         self._sync_timer: asyncio.TimerHandle | None = None
         store.on_fault = self._on_fault
         self.on_committed = self.coordinator.watches.release_all
-        for key in (*(("scan", lane) for lane in range(_SCAN_LANES)), RETRACING):
+        for key in (*(("scan", lane) for lane in range(_SCAN_LANES)), RETRACE_KEY):
             self.scheduler.set_weight(key, SCAN_WEIGHT)
         store.on_actions = partial(self.coordinator.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
@@ -185,7 +190,6 @@ class Broker:
         names = NameTable(groups)
         self._leases = leases = ConnectionLeases(self.coordinator) if options.leases_end_with_connections else None
         self.consume = ConsumeProcessor(self.coordinator, self._inboxes, reader, world.rng, names, leases, copy_status)
-        self.session_manager.on_closed = self._session_closed
         self._scan = ScanProcessor(self.coordinator, reader)
         self._retrace = RetraceProcessor(self.coordinator, reader, self.fetches, names)
         subjects = SubjectIndex(store.messages.views.subjects)
@@ -243,6 +247,7 @@ class Broker:
         order: RunOrder | None = None,
         *,
         jobs: JobRunner,
+        is_off: IsOff | None = None,
     ) -> Broker:
         """Start one copy of several, which does not lead: recover the store beside the loop, then listen. `adopt` names
         the logs for a directory that has none."""
@@ -253,7 +258,7 @@ class Broker:
             world.disk.close()
             raise
         store = _open_store(world, options, groups, opened)
-        broker = cls(world, options, store, groups, order, copy_status=copy_status)
+        broker = cls(world, options, store, groups, order, copy_status=copy_status, is_off=is_off)
         try:
             await broker._listeners.open(options.host, options.port, options.http_port)
         except BaseException:  # also when the task is cancelled
@@ -321,7 +326,7 @@ class Broker:
         elif concerns_delay(received):
             if self.delay is None:
                 raise NO_DELAY_PORT
-            self._dispatch(key_of(message), self._request(session, received, received.message), self.delay)
+            hand_to(self.scheduler, key_of(message), self._request(session, received, received.message), self.delay)
         elif isinstance(message, Produce):
             if message.subject.startswith(_INBOXES) and INBOX in session.features:
                 host = self._inbox_produce.host_of(message)
@@ -330,25 +335,25 @@ class Broker:
                 subject = Subject.parse(message.subject)  # parsed first: an invalid name must not become an actor's
                 producing = self._request(session, received, message)
                 if self._new_names.is_new(subject):
-                    self._dispatch(NewNames.KEY, producing, self._new_names)
+                    hand_to(self.scheduler, NewNames.KEY, producing, self._new_names)
                     self._new_names.add(producing)
                 else:
-                    self._dispatch(("produce", subject), producing, self.produce)
+                    hand_to(self.scheduler, ("produce", subject), producing, self.produce)
         elif isinstance(message, Join):
             self._join(session, received, message)
         elif isinstance(message, _OF_MEMBERS):
             host = self.coordinator.host(message.subject, message.group)
             bounded: ControlMessage = self._bounded(session, message)
             wait_ms_max = self.consume.lease_ms(host) // 2
-            self._dispatch(host.key, self._request(session, received, bounded, wait_ms_max), self.consume)
+            hand_to(self.scheduler, host.key, self._request(session, received, bounded, wait_ms_max), self.consume)
         elif isinstance(message, Scan):
             lane = self.coordinator.subject(message.subject).id % _SCAN_LANES
             scan = self._bounded(session, message)
             scanning = self._request(session, received, scan, self.options.wait_ms_max)
-            self._dispatch(("scan", lane), scanning, self._scan)
+            hand_to(self.scheduler, ("scan", lane), scanning, self._scan)
         elif isinstance(message, _RETRACES):
             retracing = self._request(session, received, received.message, self.options.wait_ms_max)
-            self._dispatch(RETRACING, retracing, self._retrace)
+            hand_to(self.scheduler, RETRACE_KEY, retracing, self._retrace)
         elif isinstance(message, Configure | Switch) and self._may_name(message):
             named = Subject.parse(message.subject)
             request = self._request(session, received, received.message)
@@ -356,19 +361,14 @@ class Broker:
         elif isinstance(message, OF_META):
             key = self._lone.key_of(message)
             asked = self._request(session, received, received.message, self.options.wait_ms_max)
-            self._dispatch(key, asked, self._lone)
+            hand_to(self.scheduler, key, asked, self._lone)
         else:
-            self._dispatch(("steer",), self._request(session, received, received.message), self.steer)
+            hand_to(self.scheduler, ("steer",), self._request(session, received, received.message), self.steer)
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:
         """Whether the request creates its subject if the subject does not exist."""
         return message.expected_version == 0 if isinstance(message, Configure) else message.lever is Lever.READ_ONLY
-
-    def _dispatch(
-        self, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
-    ) -> None:
-        hand_to(self.scheduler, key, request, processor)
 
     def _bounded(self, session: ServerSession, message: MessageT) -> MessageT:
         """The message with `bytes_max` cut to what one answer may carry."""
@@ -426,24 +426,21 @@ class Broker:
         """
         now_ns = self.clock.monotonic_ns()
         wait_ms = min(message.wait_ms, self.options.wait_ms_max, wait_ms_max) if isinstance(message, _WAITS) else 0
-
-        def admitted(wait_ms: int) -> ServedRequest[MessageT]:
-            return admit(
-                session,
-                received,
-                message,
-                self.waiting,
-                deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
-                wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
-                received_ns=now_ns,
-            )
-
-        try:
-            return admitted(wait_ms)
-        except Refused as refused:
-            if not wait_ms or refused.code is not Code.BUSY:
-                raise
-        return admitted(0)
+        while True:
+            try:
+                return admit(
+                    session,
+                    received,
+                    message,
+                    self.waiting,
+                    deadline_ns=now_ns + (wait_ms + self.options.request_ms_max) * _MS_NS,
+                    wait_until_ns=now_ns + wait_ms * _MS_NS if wait_ms else 0,
+                    received_ns=now_ns,
+                )
+            except Refused as refused:
+                if not wait_ms or refused.code is not Code.BUSY:
+                    raise
+            wait_ms = 0
 
     def _session_closed(self, session: ServerSession) -> None:
         self.coordinator.memory.forget_payer(session)

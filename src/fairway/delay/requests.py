@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway import limits
 from fairway.batch import MessageId, peek
+from fairway.batch.identity import checked
 from fairway.delay.dispatch.dispatcher import Redirected
 from fairway.delay.engine import Engine
 from fairway.delay.history import DelayHistory
@@ -45,7 +46,7 @@ from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.delay_port import DelayRequest
 from fairway.serving.memory_plan import MemoryAccount, store_accounts
 from fairway.serving.metrics import MetricsText
-from fairway.serving.requests import checked_secret, produced
+from fairway.serving.requests import produced
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
 
@@ -152,7 +153,7 @@ class DelayRequestHandler:
                     "at most: send several, or a reference to it"
                 )
                 raise Refused(Code.TOO_LARGE, sentence)
-            receipt = engine.schedule(Subject.parse(message.subject), data, checked_secret(message))
+            receipt = engine.schedule(Subject.parse(message.subject), data, checked(message.secret, "stream"))
         except RemoteProtocolError as error:
             session: ServerSession = request.session  # type: ignore[assignment]
             session.fail(error)

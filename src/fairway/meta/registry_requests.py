@@ -215,10 +215,6 @@ class RegistryRequestHandler:
         """Memory of the registry's nodes, if this server keeps the registry."""
         return 0 if self._maker is None else self._maker.held_bytes
 
-    def connection_closed(self, connection: Connection) -> None:
-        """The sessions of a closed connection last a while, and are charged to nobody."""
-        self.memory.forget_payer(connection)
-
     def take(self, request: RegisterRequest) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(request), name="fairway-meta-register")
         self._tasks[task] = None

@@ -31,8 +31,8 @@ from fairway.meta.cluster_state import ClusterState, Key, base_of, subject_key
 from fairway.names import Subject
 from fairway.protocol.route_messages import ClientRole, Route
 from fairway.runtime.clock import Clock
-from fairway.serving.creation_rate import CreationRate
 from fairway.serving.memory_budget import Allowance
+from fairway.serving.rates import CreationRate
 from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
 

@@ -40,11 +40,11 @@ from fairway.runtime.clock import Clock
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.scheduling import Scheduler
-from fairway.serving.creation_rate import CreationRate
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory_budget import Allowance
 from fairway.serving.memory_plan import MemoryAccount, server_accounts, show
 from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
+from fairway.serving.rates import CreationRate
 from fairway.serving.requests import Requester, ServedRequest, admit
 from fairway.serving.session import ServerSession
 from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
@@ -174,8 +174,15 @@ class MetaServer:
         self._started_ms = world.clock.wall_ms()
         accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
+        self.registers = RegistryRequestHandler(world.sessions, self._started_ms, options.registry_bytes_max)
         self.session_manager = SessionManager(
-            world.clock, options.feeding(), self.meters, accounts, self.waiting, self.handle
+            world.clock,
+            options.feeding(),
+            self.meters,
+            accounts,
+            self.waiting,
+            self.handle,
+            self.registers.memory.forget_payer,  # sessions of a closed connection last a while, and cost nobody
         )
         self.cluster_state = ClusterState()
         self._world = world
@@ -201,8 +208,6 @@ class MetaServer:
         self._upkeep = RouteUpkeep(
             self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
         )
-        self.registers = RegistryRequestHandler(world.sessions, self._started_ms, options.registry_bytes_max)
-        self.session_manager.on_closed = self.registers.connection_closed
         pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
         self._listeners = Listeners(world.net, self.session_manager, HttpListener(pages))
         self._presence: Presence | None = None

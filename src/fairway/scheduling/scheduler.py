@@ -184,7 +184,7 @@ class Scheduler:
         self._actors: dict[Hashable, Actor] = {}
         self._weights: dict[Hashable, float] = {}  # those other than 1
         self._ready: list[tuple[float, int, Actor]] = []  # a heap; a READY actor's valid entry has the number `place`
-        self._ready_weight = 0.0  # of the READY actors, each once
+        self.ready_weight = 0.0  # of the READY actors, each once
         self._handled: MailboxItem | None = None  # the request that was handled last
         self._numbers = count()
         self._crowded_until_ns = 0
@@ -233,13 +233,9 @@ class Scheduler:
         while self._first:
             self._first.pop()()
 
-    @property
-    def ready_weight(self) -> float:
-        """The weight of all ready actors."""
-        return self._ready_weight
-
-    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> None:
-        """Charge time that a connection used outside of any actor, such as the time to read its requests.
+    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
+        """Charge time that a connection used outside of any actor, such as the time to read its requests. Returns
+        whether the connection has now used more than its share, or has already asked for more.
 
         `ready_weight` is the weight when that time began. The connection's own requests have made actors ready since
         then. If these counted, a connection alone on the loop would seem to take time from others, and would wait as
@@ -248,9 +244,6 @@ class Scheduler:
         self._order.charge_account(account, elapsed_ns)
         least_rank = self._ready[0][0] if self._ready and ready_weight else None
         self._order.advance_beside(elapsed_ns, ready_weight, least_rank)
-
-    def is_ahead(self, account: Account) -> bool:
-        """Whether a connection has used more than its share, or has already asked for more."""
         return self._order.is_ahead(account)
 
     def wake(self, key: Hashable) -> None:
@@ -286,7 +279,7 @@ class Scheduler:
         actor = self._actors.get(key)
         if actor is not None:
             if actor.run is READY:
-                self._ready_weight += weight - actor.weight
+                self.ready_weight += weight - actor.weight
             actor.weight = float(weight)
 
     def close(self) -> None:
@@ -382,7 +375,7 @@ class Scheduler:
 
     def _enqueue(self, actor: Actor) -> None:
         actor.run = READY
-        self._ready_weight += actor.weight
+        self.ready_weight += actor.weight
         self._place(actor, self._rank(actor))
 
     def _rank(self, actor: Actor) -> float:
@@ -437,8 +430,8 @@ class Scheduler:
     def _run(self, actor: Actor, now_ns: int, end_ns: int) -> int:
         """Run a slice of the first ready actor. Returns the time after it."""
         heapq.heappop(self._ready)
-        weight = max(self._ready_weight, actor.weight)
-        self._ready_weight -= actor.weight
+        weight = max(self.ready_weight, actor.weight)
+        self.ready_weight -= actor.weight
         actor.run = RUNNING
         handled = 0
         started_ns = now_ns

@@ -7,10 +7,8 @@
     requests           one request as an actor sees it, with the way back to its session
     memory_budget      bounds on memory that many holders share: `Allowance` and `Budget`
     memory_plan        divides --memory-mib between the budgets of a server; accounts for /metrics
-    creation_rate      how fast clients may create subjects
-    subject_index      the names of all subjects in order, for pages
+    rates              token buckets; how fast clients may create subjects
     delay_port         what a broker calls for delayed messages, where a delay server shares its port
-    standalone_routes  a broker without a meta server answers route requests itself
     metrics            counters, histograms and the Prometheus text format
     http               /metrics, /livez and /readyz over HTTP
 

@@ -3,7 +3,7 @@
 `admit` takes the bytes of a request from the memory for waiting requests, and `hand_to` puts the request into an
 actor's mailbox. A request is answered once: by its processor, by `refuse`, or not at all if its client is gone.
 
-`checked_secret` and `produced` are the parts of a PRODUCE that brokers and delay servers share.
+`produced` is the part of a PRODUCE that brokers and delay servers share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from fairway import limits
-from fairway.batch.identity import checked
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, ControlMessage, RequestReceived
 from fairway.protocol.admin_messages import (
@@ -82,8 +81,8 @@ class ServedRequest(Generic[MessageT]):
     """One request of one connection, as the scheduler sees it."""
 
     __slots__ = (
-        "_cancel_timer", "_let_go", "_withdraw", "attachments", "correlation", "deadline_ns", "message", "received_ns",
-        "session", "wait_until_ns",
+        "_cancel_timer", "_let_go", "_withdraw", "account", "attachments", "correlation", "deadline_ns", "message",
+        "received_ns", "session", "wait_until_ns",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +98,7 @@ class ServedRequest(Generic[MessageT]):
         let_go: Callable[[], None] | None = None,
     ) -> None:
         self.session = session
+        self.account = session.account
         self.correlation = correlation
         self.message = message
         self.attachments = attachments
@@ -114,11 +114,7 @@ class ServedRequest(Generic[MessageT]):
         """Whether nobody reads the answer: the client is gone, or does not read the large answers that it has asked
         for."""
         session = self.session
-        return session.is_gone or (session.is_swamped and isinstance(self.message, _LARGE))
-
-    @property
-    def account(self) -> Account:
-        return self.session.account
+        return session.is_gone or (isinstance(self.message, _LARGE) and session.is_swamped)
 
     def end(self) -> None:
         """Free the memory of the request, which is answered or never will be."""
@@ -156,7 +152,9 @@ class ServedRequest(Generic[MessageT]):
         self.end()
         self.session.refuse(self.correlation, refused)
 
-    def settle(self, outcome: FairwayError | None, answer: ControlMessage | Refused) -> None:
+    def settle(
+        self, outcome: FairwayError | None, answer: ControlMessage | Refused, attachments: Sequence[Bytes] = ()
+    ) -> None:
         """Answer when the log has an outcome: with `answer` if all is durable, with the refusal if nothing was
         appended.
 
@@ -165,7 +163,7 @@ class ServedRequest(Generic[MessageT]):
         """
         told = answer if outcome is None else outcome
         if isinstance(told, ControlMessage):
-            self.respond(told)
+            self.respond(told, attachments)
         elif isinstance(told, Refused):
             self.refuse(told)
         else:
@@ -265,11 +263,6 @@ def hand_to(
         raise
     if request.wait_until_ns:
         request.wait_at(partial(scheduler.sweep_soon, key))
-
-
-def checked_secret(message: Produce) -> bytes:
-    """The producer's secret, or none; `Refused` for an invalid secret, or for one that is easy to guess."""
-    return checked(message.secret, "stream")
 
 
 def produced(receipt: AppendReceipt, store: Store) -> Produced:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
 from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB
@@ -32,15 +32,11 @@ from fairway.protocol import (
     Role,
     Why,
 )
-from fairway.runtime.buffers import LazyBuffer
-from fairway.runtime.clock import Clock
 from fairway.scheduling import Account
-from fairway.serving.frame_admission import FrameAdmission
-from fairway.serving.memory_budget import Budget
-from fairway.serving.read_throttle import ReadThrottle
 
 if TYPE_CHECKING:
     from fairway.serving.requests import ServedRequest
+    from fairway.serving.session_manager import SessionManager
 
 _NS = 1_000_000_000
 _TIMER_SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early, and again at once
@@ -59,52 +55,12 @@ _HELPING_BYTES = 64 * KIB
 _RETRY_AFTER_MS = 1_000  # for an evicted client: it comes back when others have had their turn
 
 
-class Host(Protocol):
-    """What a session needs of its server."""
-
-    clock: Clock
-    incoming: FrameAdmission[ServerSession]  # parts of frames
-    outgoing: Budget[ServerSession]  # answers that have not left
-    read_throttle: ReadThrottle[ServerSession]  # clients that send more than a helping
-
-    def handle(self, session: ServerSession, received: RequestReceived) -> None:
-        """Take a request; raises `Refused` or `Misuse` where the server cannot."""
-
-    @property
-    def ready_weight(self) -> float:
-        """The weight of the ready actors."""
-
-    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
-        """Charge the time to read a connection. Returns whether the connection has now used more than its share.
-        `ready_weight`: the weight when that time began."""
-
-    def rest_ms(self, elapsed_ns: int) -> int:
-        """How long a connection rests whose outright refusals took so long."""
-
-    def session_opened(self, session: ServerSession) -> Refused | None:
-        """A reason to turn the session away, or None. May cut the session off."""
-
-    def session_closed(self, session: ServerSession) -> None: ...
-
-    def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
-        """Count an answer."""
-
-    def refused(self, code: Code) -> None: ...
-
-    def discard(self, debris: list[Bytes]) -> None:
-        """Drop the pieces, a little at a time."""
-
-    def discard_buffer(self, buffer: LazyBuffer) -> None:
-        """Drop the buffer of a large frame that is no longer used. Called on any thread."""
-
-    def flush_soon(self, session: ServerSession) -> None:
-        """Have the session's `flush` called at the end of this turn, or early in the next."""
-
-
 class ServerSession(asyncio.Protocol):
     """The server's end of one connection."""
 
-    def __init__(self, host: Host, options: ConnectionOptions, call_later: Callable[..., asyncio.TimerHandle]) -> None:
+    def __init__(
+        self, host: SessionManager, options: ConnectionOptions, call_later: Callable[..., asyncio.TimerHandle]
+    ) -> None:
         self._host = host
         self._call_later = call_later
         self._read_ns = host.clock.monotonic_ns()  # when it was last read
@@ -187,9 +143,10 @@ class ServerSession(asyncio.Protocol):
 
     @property
     def is_swamped(self) -> bool:
+        if not self._is_clogged:
+            return False
         is_bulk = self._is_queued or self._connection.has_unread
-        unread_max = _UNREAD_BY_BULK_BYTES_MAX if is_bulk else _UNREAD_BYTES_MAX
-        return self._is_clogged and self.unsent_bytes > unread_max
+        return self.unsent_bytes > (_UNREAD_BY_BULK_BYTES_MAX if is_bulk else _UNREAD_BYTES_MAX)
 
     @property
     def frame_bytes_max(self) -> int:
@@ -238,7 +195,7 @@ class ServerSession(asyncio.Protocol):
             self.refuse(correlation, Refused(Code.TOO_LARGE, f"the answer does not fit: {error}"))
             return
         if is_said:
-            self._host.answered(message, attachments)
+            self._host.meters.answered(message, attachments)
         if attachments:
             self._flush()  # large: what piles up must show in the transport's buffer
         else:
@@ -284,13 +241,13 @@ class ServerSession(asyncio.Protocol):
         """Read a helping of what has come, `data` included."""
         connection = self._connection
         self._refused_ms = -1
-        arrived, ready_weight = connection.buffered_bytes + len(data), self._host.ready_weight
+        arrived, ready_weight = connection.buffered_bytes + len(data), self._host.scheduler.ready_weight
         events = connection.feed(data, self._read_ns, frames_max=self._helping())
         for event in events:
             if isinstance(event, RequestReceived):
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
-                self._host.refused(event.code)
+                self._host.meters.refused(event.code)
         elapsed_ns = self._host.clock.monotonic_ns() - self._read_ns
         if events:
             self._frame_ns += (elapsed_ns / len(events) - self._frame_ns) * _FRAME_SHARE
@@ -306,7 +263,7 @@ class ServerSession(asyncio.Protocol):
 
     def _account_for(self, elapsed_ns: int, ready_weight: float) -> None:
         """Charge the time of a helping. A client whose requests are refused rests: a refusal is work, too."""
-        self._is_ahead = self._host.charge(self.account, elapsed_ns, ready_weight)
+        self._is_ahead = self._host.scheduler.charge(self.account, elapsed_ns, ready_weight)
         if self._refused_ms >= 0:
             self._refused_ms = max(self._refused_ms, self._host.rest_ms(elapsed_ns))
 
@@ -371,7 +328,7 @@ class ServerSession(asyncio.Protocol):
 
     def _refuse(self, correlation: int, refused: Refused) -> None:
         if self._connection.refuse(correlation, refused):
-            self._host.refused(refused.code)
+            self._host.meters.refused(refused.code)
 
     def _rest(self) -> None:
         """Let the client rest: it acted for the consumer of another client. That counts as refused outright, although

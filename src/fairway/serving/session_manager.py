@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.protocol import Bytes, ConnectionOptions, ControlMessage, RequestReceived
+from fairway.protocol import Bytes, ConnectionOptions, RequestReceived
 from fairway.runtime.buffers import LazyBuffer
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import ListeningSocket, Net
-from fairway.scheduling import Account, Scheduler
+from fairway.scheduling import Scheduler
 from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.http import HttpListener
 from fairway.serving.memory_budget import Allowance, Budget
@@ -105,7 +105,7 @@ class SessionManagerOptions:
 
 
 class SessionManager:
-    """All sessions of one server; `handle` takes their requests."""
+    """All sessions of one server. `handle` takes their requests, and `on_closed` each session that has ended."""
 
     def __init__(
         self,
@@ -115,9 +115,11 @@ class SessionManager:
         scheduler: Scheduler,
         waiting: Allowance[Requester],
         handle: Callable[[ServerSession, RequestReceived], None],
+        on_closed: Callable[[ServerSession], None] = lambda _session: None,
     ) -> None:
         self.clock = clock
         self.handle = handle
+        self._on_closed = on_closed
         loop = asyncio.get_running_loop()
         self.incoming: FrameAdmission[ServerSession] = FrameAdmission(
             options.partial_bytes_max,
@@ -134,11 +136,11 @@ class SessionManager:
         self.read_throttle: ReadThrottle[ServerSession] = ReadThrottle(
             clock, loop.call_soon, ServerSession.go_on, lambda session: session.account.end_ns
         )
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._waiting = waiting
         self._refusals_end_ns = 0
         self._options = options
-        self._meters = meters
+        self.meters = meters
         self._call_later = loop.call_later
         self._call_soon = loop.call_soon
         self._call_from_any_thread = loop.call_soon_threadsafe
@@ -151,7 +153,6 @@ class SessionManager:
         self._deserted = asyncio.Event()
         self._deserted.set()
         self._is_closing = False
-        self.on_closed: Callable[[ServerSession], None] | None = None  # called with each session that has ended
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -166,11 +167,12 @@ class SessionManager:
         return ServerSession(self, self._options.connection, self._call_later)
 
     def session_opened(self, session: ServerSession) -> Refused | None:
+        """A reason to turn the session away, or None. May cut the session off."""
         self._sessions[session] = None
         self._deserted.clear()
-        self._meters.connections += 1
+        self.meters.connections += 1
         if len(self._sessions) > self._options.connections_max + _DOORWAY:
-            self._meters.refused(Code.TOO_MANY_CONNECTIONS)
+            self.meters.refused(Code.TOO_MANY_CONNECTIONS)
             session.abort()
         if self._is_closing:
             return Refused(Code.DRAINING, "this broker is about to stop")
@@ -185,14 +187,9 @@ class SessionManager:
         self.outgoing.forget(session)
         self._waiting.forget(session)
         self._orphan(session)
-        if self.on_closed is not None:
-            self.on_closed(session)
+        self._on_closed(session)
         if not self._sessions:
             self._deserted.set()
-
-    @property
-    def ready_weight(self) -> float:
-        return self._scheduler.ready_weight
 
     def _orphan(self, session: ServerSession) -> None:
         """Withdraw the waiting requests of a client that is gone, a few in each turn of the loop. The scheduler knows
@@ -209,12 +206,6 @@ class SessionManager:
         if self._orphans:
             self._call_soon(self._withdraw_some)
 
-    def charge(self, account: Account, elapsed_ns: int, ready_weight: float) -> bool:
-        """Charge the time to read a connection. Returns whether the connection has now used more than its share.
-        `ready_weight`: the weight when that time began."""
-        self._scheduler.charge(account, elapsed_ns, ready_weight)
-        return self._scheduler.is_ahead(account)
-
     def rest_ms(self, elapsed_ns: int) -> int:
         """How long a connection rests whose outright refusals took `elapsed_ns`. All outright refusals share one
         account."""
@@ -222,19 +213,14 @@ class SessionManager:
         self._refusals_end_ns = max(self._refusals_end_ns, now_ns) + elapsed_ns * limits.REFUSALS_SHARE
         return (self._refusals_end_ns - now_ns) // 1_000_000
 
-    def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
-        self._meters.answered(message, attachments)
-
-    def refused(self, code: Code) -> None:
-        self._meters.refused(code)
-
     def discard(self, debris: list[Bytes]) -> None:
         """Free the pieces of incomplete frames, a few in each turn of the loop, so that no client waits."""
         self._debris += debris
         self._sweep_soon()
 
     def discard_buffer(self, buffer: LazyBuffer) -> None:
-        """Free the buffer of a large frame that is no longer used. Its last user may be the thread of a disk."""
+        """Free the buffer of a large frame that is no longer used. Its last user may be the thread of a disk,
+        so this is called on any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the buffer is freed at once
             self._call_from_any_thread(self._free_soon, buffer)
 
@@ -257,8 +243,9 @@ class SessionManager:
         self._sweep_soon()
 
     def flush_soon(self, session: ServerSession) -> None:
+        """Call the session's `flush` at the end of this turn, or early in the next."""
         if not self._unflushed:
-            self._scheduler.call_first(self._flush)
+            self.scheduler.call_first(self._flush)
         self._unflushed.append(session)
 
     def _flush(self) -> None:

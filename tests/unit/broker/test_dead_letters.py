@@ -14,9 +14,10 @@ from fairway.broker.dead_letters import (
     HISTORY_SUBJECT,
     HISTORY_TIME,
 )
+from fairway.broker.groups import GroupHost
 from fairway.broker.message_copies import CopiedRanges, stream_of
 from fairway.errors import Code
-from fairway.groups import Attempt, Backoff, GroupConfig
+from fairway.groups import Attempt, Backoff, Dying, GroupConfig
 from fairway.groups.attempts import decode, encode
 from fairway.names import GroupName, Subject
 from fairway.protocol import messages as m
@@ -26,6 +27,15 @@ from tests.unit.broker.scene import Received, Scene, refused, staged
 
 DEAD = "dead:billing:orders"
 IMPATIENT = GroupConfig(attempts_max=2, backoff=Backoff(first_ms=1_000, cap_ms=1_000))
+
+
+class Nobody:
+    """Writes no dead letters."""
+
+    buried = unreadable = 0
+
+    def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
+        pass
 
 
 def attempts_of(dead: Received) -> list[tuple[int, str, str]]:
@@ -172,7 +182,7 @@ async def test_what_was_dying_at_a_crash_is_buried_in_the_next_life(scene: Scene
     ann = await scene.worker("ann")
     await scene.send(b"a")
     handed = await ann.pull()
-    scene.broker.coordinator.dead_letter_writer = None
+    scene.broker.coordinator.dead_letter_writer = Nobody()
     await ann.reject(handed)
     assert (await scene.describe()).dying == 1
     await scene.kill()
@@ -192,7 +202,7 @@ async def test_what_cannot_be_read_is_buried_and_counted(scene: Scene) -> None:
     await ann.reject(handed)
     await scene.sleep(1)
     assert [each.payload for each in await scene.scan(DEAD)] == [b"b"]
-    assert scene.broker.dead_letter_writer.unreadable == 1
+    assert scene.broker.coordinator.dead_letter_writer.unreadable == 1
     assert any("cannot be read" in remark for remark in scene.broker.store.remarks)
     assert (await scene.describe()).dying == 0
 
@@ -202,8 +212,8 @@ async def test_a_seek_while_a_message_is_dying_does_no_harm(scene: Scene) -> Non
     """The burial of (0, 1) is under way, a seek forgets it, and another lot of that name dies."""
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b", b"c")
-    dead_letter_writer, scene.broker.coordinator.dead_letter_writer = scene.broker.coordinator.dead_letter_writer, None
-    assert dead_letter_writer is not None
+    dead_letter_writer = scene.broker.coordinator.dead_letter_writer
+    scene.broker.coordinator.dead_letter_writer = Nobody()
     host = scene.broker.coordinator.host("orders", "billing")
     handed = await ann.pull()
     await ann.reject(handed)
@@ -274,7 +284,7 @@ async def test_the_reason_outlives_a_crash(scene: Scene) -> None:
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b")
     handed = await ann.pull()
-    scene.broker.coordinator.dead_letter_writer = None  # the power goes before anybody gets to it
+    scene.broker.coordinator.dead_letter_writer = Nobody()  # the power goes before anybody gets to it
     await ann.reject(handed, "no such hotel")
     await scene.power_cut()
     await scene.sleep(1)
@@ -340,7 +350,7 @@ async def test_each_attempt_is_in_its_history_through_crashes_restarts_and_lease
     await scene.sleep(2)
     ben = await scene.worker("ben")
     handed = await ben.pull()
-    scene.broker.coordinator.dead_letter_writer = None  # the process dies before anybody gets to it
+    scene.broker.coordinator.dead_letter_writer = Nobody()  # the process dies before anybody gets to it
     await ben.retry(handed, reason="fifth")
     await scene.restart()
     await scene.sleep(1)

@@ -7,7 +7,6 @@ import asyncio
 import msgspec
 import pytest
 
-from fairway.broker.group_coordinator import TokenBucket
 from fairway.errors import Misuse
 from fairway.groups import GroupConfig, Order
 from fairway.groups.config import encode
@@ -26,16 +25,6 @@ async def at_times(scene: Scene, worker: Worker, seconds: float) -> list[tuple[f
             seen.append(((scene.clock.monotonic_ns() - begin_ns) / S_NS, len(got.messages)))
             await worker.ack(got)
     return seen
-
-
-def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim() -> None:
-    bucket = TokenBucket(10, 5, 0, is_full=True)
-    assert bucket.tokens(0) == 5
-    bucket.take(5)
-    assert (bucket.tokens(0), bucket.wait_ns()) == (0, S_NS // 10)
-    assert bucket.tokens(S_NS // 10) == 1
-    assert bucket.tokens(100 * S_NS) == 5
-    assert TokenBucket(10, 5, 0, is_full=False).tokens(0) == 0
 
 
 @staged

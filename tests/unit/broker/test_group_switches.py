@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import pytest
 
-from fairway.broker.group_switches import AGAIN_S, GroupSwitches
+from fairway.broker.broker_copy import AGAIN_S, GroupSwitches
 from fairway.names import GroupName, Subject
 from fairway.registry.layout import SubjectRecord, pack, subject_path, unpack
 from fairway.registry.port import Registry, RegistryError
@@ -21,8 +21,10 @@ RECORD = SubjectRecord(["east"], ["east"])
 
 
 @asynccontextmanager
-async def looking(world: Simulation, registry: Registry) -> AsyncIterator[GroupSwitches]:
-    switches = GroupSwitches(registry, world.clock)
+async def looking(
+    world: Simulation, registry: Registry, on_change: Callable[[Subject], None] = lambda _: None
+) -> AsyncIterator[GroupSwitches]:
+    switches = GroupSwitches(registry, world.clock, on_change)
     task = asyncio.ensure_future(switches.run())
     try:
         yield switches
@@ -44,9 +46,8 @@ def test_a_switch_is_seen_and_whoever_waits_is_told() -> None:
     async def scenario(world: Simulation) -> None:
         ensemble = SimEnsemble(world)
         operator = ensemble.client("operator")
-        async with looking(world, ensemble.client("broker")) as switches:
-            told: list[Subject] = []
-            switches.on_change = told.append
+        told: list[Subject] = []
+        async with looking(world, ensemble.client("broker"), told.append) as switches:
             assert not switches.is_off(ORDERS, BILLING), "nobody knows the subject yet"
             await asyncio.sleep(1)
             await turn(operator, ORDERS, "billing")

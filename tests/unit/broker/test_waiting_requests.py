@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fairway import limits
+from fairway.broker.group_coordinator import RELEASED_PER_TURN
 from fairway.broker.produce import NewNames
-from fairway.broker.wait_lists import RELEASED_PER_TURN
 from fairway.errors import Refused
 from fairway.limits import MIB
 from fairway.names import Subject

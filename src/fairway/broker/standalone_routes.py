@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fairway import limits
+from fairway.broker.descriptions import SubjectIndex
 from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.protocol.admin_messages import BrokerState
@@ -17,7 +18,6 @@ from fairway.protocol.route_messages import ClientRole, Copy, Govern, GroupRoute
 from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
 from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
-from fairway.serving.subject_index import SubjectIndex
 
 HERE = "here"  # the broker group that this broker is
 VERSION = 1  # of a route table that never changes

@@ -1,4 +1,4 @@
-"""Subjects are made at a rate, and one connection gets half of it."""
+"""A bucket fills at its rate. Subjects are made at a rate, and one connection gets half of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.runtime.clock import ManualClock
-from fairway.serving.creation_rate import CreationRate
+from fairway.serving.rates import CreationRate, TokenBucket
+
+S_NS = 1_000_000_000
 
 
 class Connection:
@@ -71,3 +73,13 @@ def test_no_more_than_the_burst_is_saved(wait_ms: int) -> None:
     rate = CreationRate(clock)
     clock.advance(wait_ms)
     assert makes(rate, Connection(), 10_000) == limits.SUBJECTS_CREATED_BURST // 2
+
+
+def test_a_bucket_fills_at_its_rate_and_no_further_than_its_brim() -> None:
+    bucket = TokenBucket(10, 5, 0, is_full=True)
+    assert bucket.tokens(0) == 5
+    bucket.take(5)
+    assert (bucket.tokens(0), bucket.wait_ns()) == (0, S_NS // 10)
+    assert bucket.tokens(S_NS // 10) == 1
+    assert bucket.tokens(100 * S_NS) == 5
+    assert TokenBucket(10, 5, 0, is_full=False).tokens(0) == 0

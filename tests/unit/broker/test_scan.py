@@ -1,4 +1,6 @@
-"""The action log as Spark and tools read it: by position, committed, with names for every number in it."""
+"""Reads without a group: the action log by position, committed, with names for every number in it. Whoever scans
+everything leaves the loop to those who wait for a message.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,24 @@ import asyncio
 
 import msgspec
 
-from fairway.broker import trace_requests
 from fairway.broker.groups import Groups
+from fairway.broker.scan import BESIDE_GROUPS_BYTES_MAX, LATEST_MAX, NameTable
 from fairway.errors import Code
 from fairway.group_events import ActionKind, joined
 from fairway.groups import GroupDecision, GroupOutcome
-from fairway.limits import KIB, NAMES_MAX, RETRACE_BYTES_MAX
+from fairway.limits import KIB, MIB, NAMES_MAX, RETRACE_BYTES_MAX
 from fairway.names import GroupName
-from fairway.protocol.admin_messages import Index, Indexed, Named, Names, NumberedConsumer, Retrace, Retraced
+from fairway.protocol.admin_messages import (
+    Index,
+    Indexed,
+    Named,
+    Names,
+    NumberedConsumer,
+    Retrace,
+    Retraced,
+    Scan,
+    Scanned,
+)  # fmt: skip
 from fairway.protocol.messages import Whence
 from fairway.storage import record
 from fairway.storage.action_log import Action, unpack
@@ -148,9 +160,9 @@ async def test_names_of_those_who_are_gone(scene: Scene) -> None:
 
 
 def test_book_of_names_is_bounded() -> None:
-    book, groups = trace_requests.NameTable(Groups()), Groups()
+    book, groups = NameTable(Groups()), Groups()
     host = groups.introduce(1, GroupName(GROUP))
-    most = trace_requests.LATEST_MAX
+    most = LATEST_MAX
     for number in range(1, most + 3):
         book.note([(host, GroupDecision(GroupOutcome.DONE, (joined(number, f"c-{number}", 1, 0),)))])
     asked = Names([], [], [NumberedConsumer(host.id, each) for each in (1, 2, 3, most + 2)])
@@ -211,3 +223,38 @@ async def test_index_tells_what_was_stored(scene: Scene) -> None:
     assert (dry.data, dry.entries, dry.next_sequence) == (b"", 2, 4)
     at_end: Indexed = await scene.ask(Index(SUBJECT, Whence.LATEST, 0, None, 100), Indexed)
     assert (at_end.data, at_end.next_sequence) == (b"", 6)
+
+
+# --- scans beside groups ---------------------------------------------------------------------------------------------
+
+BATCHES = 20
+
+
+async def scanned(scene: Scene, begin: int = 0, *, is_dry: bool = False) -> Scanned:
+    asked = Scan(SUBJECT, Whence.SEQUENCE, begin, None, MIB, is_dry=is_dry)
+    found, _ = await (await scene.control()).ask(asked, Scanned)
+    return found
+
+
+@staged
+async def test_a_scan_is_answered_in_smaller_parts_while_groups_are_at_work(scene: Scene) -> None:
+    for number in range(BATCHES):
+        await scene.send(b"%d" % number * 16 * KIB)
+    ann = await scene.worker("ann")
+    await asyncio.sleep(1)
+    assert len((await scanned(scene)).batches) == BATCHES
+    await ann.ack(await ann.pull())
+    part = await scanned(scene)
+    assert 1 <= len(part.batches) < BATCHES
+    assert part.size_bytes <= BESIDE_GROUPS_BYTES_MAX
+    rest = await scanned(scene, part.next_sequence)
+    assert rest.batches[0].first_sequence == part.next_sequence  # nothing is left out
+
+
+@staged
+async def test_how_much_there_is_does_not_depend_on_who_is_at_work(scene: Scene) -> None:
+    for number in range(BATCHES):
+        await scene.send(b"%d" % number * 16 * KIB)
+    ann = await scene.worker("ann")
+    await ann.ack(await ann.pull())
+    assert (await scanned(scene, is_dry=True)).next_sequence == BATCHES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from fairway.broker import descriptions
+from fairway.broker.descriptions import SubjectIndex
 from fairway.names import Subject
-from fairway.serving import subject_index
-from fairway.serving.subject_index import SubjectIndex
 from fairway.storage.subjects import SubjectTable
 
 
@@ -48,7 +48,7 @@ def test_many_new_names_are_taken_in_step_by_step() -> None:
     table = SubjectTable()
     order = SubjectIndex(table)
     add(table, *(f"s{number}" for number in range(10_001)))
-    assert refreshed(order) == 10_001 // subject_index._STEP + 1
+    assert refreshed(order) == 10_001 // descriptions._NAMES_PER_STEP + 1
     assert refreshed(order) == 1
 
 

@@ -21,8 +21,8 @@ from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import RealRng
 from fairway.runtime.service import run
 from fairway.scheduling import SchedulerOptions
-from fairway.scheduling.virtual_time import Arrival
 from fairway.storage.store import StoreOptions
+from tests.unit.scheduling.orders import Arrival
 
 ANSWER_S_MAX = 120.0
 SEGMENT_BYTES = 16 * MIB

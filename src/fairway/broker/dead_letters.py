@@ -65,7 +65,7 @@ class _DeadLetterQueue(BackgroundTask):
 
     def __init__(self, host: GroupHost) -> None:
         self.host = host
-        self.queue: deque[_DeadLetterBatch] = deque()
+        self.batches: deque[_DeadLetterBatch] = deque()
         self.is_under_way = False
         self.copies: CopiedRanges | None = None  # copies from before the restart; looked up once
 
@@ -76,7 +76,7 @@ class DeadLetterWriter:
 
     def __init__(self, coordinator: GroupCoordinator) -> None:
         self._coordinator = coordinator
-        self._graves: dict[int, _DeadLetterQueue] = {}
+        self._queues: dict[int, _DeadLetterQueue] = {}
         self.buried = 0
         self.unreadable = 0
 
@@ -93,150 +93,133 @@ class DeadLetterWriter:
         self._coordinator.when_durable(None, durable)
 
     def _take(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool) -> None:
-        dead_letter_queue = self._graves.get(host.id)
-        if dead_letter_queue is None:
-            dead_letter_queue = self._graves[host.id] = _DeadLetterQueue(host)
+        queue = self._queues.get(host.id)
+        if queue is None:
+            queue = self._queues[host.id] = _DeadLetterQueue(host)
         for each in dying:  # the coordinator has applied the decision by now, so the group knows their history
             known = each if each.history else each._replace(history=host.state_machine.history_of(each))
-            dead_letter_queue.queue.append(_DeadLetterBatch(known, is_again))
-        self._go_on(dead_letter_queue)
+            queue.batches.append(_DeadLetterBatch(known, is_again))
+        self._go_on(queue)
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    def _go_on(self, dead_letter_queue: _DeadLetterQueue) -> None:
-        if dead_letter_queue.is_under_way or not dead_letter_queue.queue:
+    def _go_on(self, queue: _DeadLetterQueue) -> None:
+        if queue.is_under_way or not queue.batches:
             return
         try:
-            self._coordinator.scheduler.dispatch(("dead", dead_letter_queue.host.id), dead_letter_queue, self)
-            dead_letter_queue.is_under_way = True
+            self._coordinator.scheduler.dispatch(("dead", queue.host.id), queue, self)
+            queue.is_under_way = True
         except Refused:
-            self._later(dead_letter_queue)
+            self._later(queue)
 
-    def _later(self, dead_letter_queue: _DeadLetterQueue) -> None:
-        dead_letter_queue.is_under_way = True
-        self._coordinator.call_later(_RETRY_S, self._retry, dead_letter_queue)
+    def _later(self, queue: _DeadLetterQueue) -> None:
+        queue.is_under_way = True
+        self._coordinator.call_later(_RETRY_S, self._retry, queue)
 
-    def _retry(self, dead_letter_queue: _DeadLetterQueue) -> None:
-        dead_letter_queue.is_under_way = False
-        self._go_on(dead_letter_queue)
+    def _retry(self, queue: _DeadLetterQueue) -> None:
+        queue.is_under_way = False
+        self._go_on(queue)
 
-    def process(self, dead_letter_queue: _DeadLetterQueue, actor: Actor) -> TurnResult:
+    def process(self, queue: _DeadLetterQueue, actor: Actor) -> TurnResult:
         """Write the dead letters of one batch."""
-        if not self._coordinator.groups.has(dead_letter_queue.host):  # the group was removed, its dead letters with it
-            self._graves.pop(dead_letter_queue.host.id, None)
+        if not self._coordinator.groups.has(queue.host):  # the group was removed, its dead letters with it
+            self._queues.pop(queue.host.id, None)
             return TurnResult.DONE
-        dead_letter_batch = dead_letter_queue.queue.popleft()
+        item = queue.batches.popleft()
         try:
-            done = self._mark_dead_some(dead_letter_queue, dead_letter_batch, actor)
+            done = self._mark_dead_some(queue, item, actor)
         except Refused:
-            dead_letter_queue.queue.appendleft(
-                dead_letter_batch._replace(is_again=True)
-            )  # some copies may be on their way to the disk
-            self._later(dead_letter_queue)
+            queue.batches.appendleft(item._replace(is_again=True))  # some copies may be on their way to the disk
+            self._later(queue)
             return TurnResult.DONE
-        rest = _less(dead_letter_batch.dying.ranges, done)
+        rest = _less(item.dying.ranges, done)
         if rest:
-            dead_letter_queue.queue.appendleft(
-                dead_letter_batch._replace(dying=dead_letter_batch.dying._replace(first=rest[0][0], ranges=rest))
-            )
-        dead_letter_queue.is_under_way = bool(dead_letter_queue.queue)
-        if dead_letter_queue.is_under_way:
+            queue.batches.appendleft(item._replace(dying=item.dying._replace(first=rest[0][0], ranges=rest)))
+        queue.is_under_way = bool(queue.batches)
+        if queue.is_under_way:
             return TurnResult.AGAIN
-        dead_letter_queue.copies = None
-        self._graves.pop(dead_letter_queue.host.id, None)
+        queue.copies = None
+        self._queues.pop(queue.host.id, None)
         return TurnResult.DONE
 
-    def expire(self, dead_letter_queue: _DeadLetterQueue, expiry: Expiry) -> None:
+    def expire(self, queue: _DeadLetterQueue, expiry: Expiry) -> None:
         """Do nothing: the broker stops, and the next start finds dying messages in the action log."""
 
-    def fail(self, dead_letter_queue: _DeadLetterQueue, error: Exception) -> None:
+    def fail(self, queue: _DeadLetterQueue, error: Exception) -> None:
         """Give up until the next start, after a failed disk or a bug: the messages stay dying."""
-        self._graves.pop(dead_letter_queue.host.id, None)
-        self._coordinator.remark(f"dead letters of group {dead_letter_queue.host.name} wait for a restart: {error}")
+        self._queues.pop(queue.host.id, None)
+        self._coordinator.remark(f"dead letters of group {queue.host.name} wait for a restart: {error}")
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _mark_dead_some(
-        self, dead_letter_queue: _DeadLetterQueue, dead_letter_batch: _DeadLetterBatch, actor: Actor
-    ) -> tuple[Range, ...]:
+    def _mark_dead_some(self, queue: _DeadLetterQueue, item: _DeadLetterBatch, actor: Actor) -> tuple[Range, ...]:
         """Handle the ranges in the first batch, or in the hole before it. Returns these ranges."""
         log = self._coordinator.store.messages
-        subject_id = dead_letter_queue.host.subject_id
-        ranges = dead_letter_batch.dying.ranges
+        subject_id = queue.host.subject_id
+        ranges = item.dying.ranges
         entry = next(log.readable(subject_id, ranges[0][0]), None)
         if entry is None or entry.first_sequence > ranges[0][0]:
             return self._mark_dead_lost(
-                dead_letter_queue,
-                dead_letter_batch,
-                _within(ranges, 0, None if entry is None else entry.first_sequence),
+                queue, item, _within(ranges, 0, None if entry is None else entry.first_sequence)
             )
         found = log.read_entries(subject_id, [entry])
         if not found:
             return ()  # the damage is known from now on: look again
         actor.charge(size_bytes=len(found[0].data))
         parts = _within(ranges, entry.first_sequence, entry.end_sequence)
-        self._copy(dead_letter_queue, dead_letter_batch, found[0], parts)
+        self._copy(queue, item, found[0], parts)
         return parts
 
     def _mark_dead_lost(
-        self, dead_letter_queue: _DeadLetterQueue, dead_letter_batch: _DeadLetterBatch, parts: tuple[Range, ...]
+        self, queue: _DeadLetterQueue, item: _DeadLetterBatch, parts: tuple[Range, ...]
     ) -> tuple[Range, ...]:
         count = sum(count for _, count in parts)
         self.unreadable += count
         self._coordinator.remark(
-            f"group {dead_letter_queue.host.name} buried {count} messages from {parts[0][0]} on that cannot be read"
+            f"group {queue.host.name} buried {count} messages from {parts[0][0]} on that cannot be read"
         )
-        self._settle(dead_letter_queue.host, dead_letter_batch, parts, is_lost=True)
+        self._settle(queue.host, item, parts, is_lost=True)
         return parts
 
     def _copy(
-        self,
-        dead_letter_queue: _DeadLetterQueue,
-        dead_letter_batch: _DeadLetterBatch,
-        stored: StoredBatch,
-        parts: tuple[Range, ...],
+        self, queue: _DeadLetterQueue, item: _DeadLetterBatch, stored: StoredBatch, parts: tuple[Range, ...]
     ) -> None:
-        host = dead_letter_queue.host
+        host = queue.host
         home = self._coordinator.name_of((host.main or host).subject_id)
         to = Subject.dead_letters(host.name, home)
         stream = stream_of(self._coordinator.name_of(host.subject_id), host.name)
-        missing = self._missing(dead_letter_queue, dead_letter_batch, to, stream, parts)
+        missing = self._missing(queue, item, to, stream, parts)
         source = batch.decode(stored.data)
         store = self._coordinator.store
         log = store.messages.log
         undos = len(log.flusher.undone_from)
         receipts = [
-            store.produce_own(to, self._letter(host, home, dead_letter_batch.dying, source, stored, part, stream))
+            store.produce_own(to, self._letter(host, home, item.dying, source, stored, part, stream))
             for part in missing
         ]
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
-                self._settle(host, dead_letter_batch, parts)
+                self._settle(host, item, parts)
                 for receipt in receipts[-1:]:
                     self._coordinator.wake_subject(receipt.subject_id)
             elif isinstance(outcome, Refused):  # a full disk has undone some or all of it
-                again = dead_letter_batch.dying._replace(first=parts[0][0], ranges=parts)
+                again = item.dying._replace(first=parts[0][0], ranges=parts)
                 self._coordinator.call_later(_RETRY_S, partial(self.mark_dead, host, (again,), is_again=True))
 
         log.flusher.when_durable(log.end, durable, undos)
 
     def _missing(
-        self,
-        dead_letter_queue: _DeadLetterQueue,
-        dead_letter_batch: _DeadLetterBatch,
-        to: Subject,
-        stream: int,
-        parts: tuple[Range, ...],
+        self, queue: _DeadLetterQueue, item: _DeadLetterBatch, to: Subject, stream: int, parts: tuple[Range, ...]
     ) -> list[Range]:
         """The parts that are not in the dead-letter subject yet."""
         known = self._coordinator.store.messages.views.subjects.find(to)
-        if not dead_letter_batch.is_again or known is None:
+        if not item.is_again or known is None:
             return list(parts)
-        if dead_letter_queue.copies is None:
-            dead_letter_queue.copies = CopiedRanges(self._coordinator.store.messages, known.id, stream)
-        dead_letter_queue.copies.refresh()
-        return [each for part in parts for each in dead_letter_queue.copies.missing(*part)]
+        if queue.copies is None:
+            queue.copies = CopiedRanges(self._coordinator.store.messages, known.id, stream)
+        queue.copies.refresh()
+        return [each for part in parts for each in queue.copies.missing(*part)]
 
     def _letter(
         self,
@@ -287,20 +270,18 @@ class DeadLetterWriter:
         return dead
 
     def _settle(
-        self, host: GroupHost, dead_letter_batch: _DeadLetterBatch, parts: tuple[Range, ...], *, is_lost: bool = False
+        self, host: GroupHost, item: _DeadLetterBatch, parts: tuple[Range, ...], *, is_lost: bool = False
     ) -> None:
         """Mark the messages dead. Their copies are committed, or they are unreadable and count as lost."""
         if not self._coordinator.groups.has(host):
             return
-        buried = dead_letter_batch.dying._replace(first=parts[0][0], ranges=parts)
+        buried = item.dying._replace(first=parts[0][0], ranges=parts)
         try:
             self._coordinator.carry_out(
                 host, host.state_machine.mark_dead(buried, is_lost=is_lost, now_ms=self._coordinator.clock.wall_ms())
             )
         except Refused:
-            self._coordinator.call_later(
-                _RETRY_S, partial(self._settle, host, dead_letter_batch, parts, is_lost=is_lost)
-            )
+            self._coordinator.call_later(_RETRY_S, partial(self._settle, host, item, parts, is_lost=is_lost))
             return
         self.buried += sum(count for _, count in parts)
 

@@ -197,12 +197,7 @@ def _first(order: SubjectIndex, asked: Describe, after: str, *, is_included: boo
 
 
 def _subject(
-    coordinator: GroupCoordinator,
-    state: SubjectState,
-    asked: Describe,
-    after_group: str,
-    room: int,
-    pace: _Pace,
+    coordinator: GroupCoordinator, state: SubjectState, asked: Describe, after_group: str, room: int, pace: _Pace
 ) -> Steps[tuple[SubjectDescription, str]]:
     """The subject with as many of its groups as there is room for, and the last of their names unless those are all."""
     log = coordinator.store.messages

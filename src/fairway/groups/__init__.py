@@ -1,13 +1,12 @@
 """A consumer group on one subject, as a pure state machine: no I/O, no clock, no storage.
 
-    state_machine the interface: `GroupStateMachine` makes decisions and applies events. Decisions of operators and of
-                  the store: configure, pause, seek, lost messages
+    state_machine the interface: `GroupStateMachine` makes decisions and applies events. Decisions about outcomes (ack,
+                  retry, reject, release), and of operators and the store: configure, pause, seek, lost messages
     state         the state of a group, and `apply`, which changes it by events
     decisions     the results of decisions: an outcome, events, and work for the caller
     config        the versioned configuration of a group
     membership    decisions: join, leave, expire
     pull          decisions: what a pull gets, also where an order is kept
-    settle        decisions: ack, retry, reject, release
     members       members, with the lots that they hold and their numbered responses
     lots          a lot, and the lots that nobody holds
     keys          order by key: which keys have a message out, and which messages are parked
@@ -32,8 +31,8 @@ from fairway.groups.decisions import (
     PullDecision,
     SeekDecision,
     SettleDecision,
+    SettleVerdict,
 )
-from fairway.groups.settle import SettleVerdict
 from fairway.groups.snapshot import ConsumerDescription, Description
 from fairway.groups.state_machine import GroupStateMachine
 

@@ -28,6 +28,15 @@ class GroupOutcome(enum.Enum):
     BAD_REQUEST = "bad_request"  # can never be granted; the sentence says why
 
 
+class SettleVerdict(enum.IntEnum):
+    """The outcomes, with the numbers of the protocol."""
+
+    ACK = 1
+    RETRY = 2
+    REJECT = 3  # a dead letter at once
+    RELEASE = 4  # handed back untouched: counts no attempt
+
+
 class JoinClaim(NamedTuple):
     """The evidence for a JOIN under a consumer's id. The id itself proves nothing, because everybody can know it."""
 

@@ -130,22 +130,6 @@ def _is_gap(state: GroupState, arrived: int, aging_ms: int) -> bool:
     return bool(arrived) if is_first else aging_ms - state.absent_since_ms > state.config.broadcast_ms_max
 
 
-def decide_leave(member: Member, now_ms: int) -> GroupDecision:
-    return GroupDecision(GroupOutcome.DONE, (group_events.left(member.id, now_ms),))
-
-
-def decide_doubt(state: GroupState, now_ms: int) -> GroupDecision:
-    """After a crash that may have taken acks that were answered: doubt everything that is held. A consumer does not
-    come back to a message that it believes to be acked. So the group hands the message out again after a lease; until
-    then the group believes an ack of the consumer that has it."""
-    due_ms = now_ms + state.config.lease_ms
-    happened = [
-        group_events.doubted(member.id, lot.attempt, lot.base, lot.ranges, due_ms, now_ms)
-        for member, lot in state.roster.held()
-    ]
-    return GroupDecision(GroupOutcome.DONE, tuple(happened))
-
-
 def decide_expire(state: GroupState, now_ns: int, now_ms: int) -> GroupDecision:
     """Expire members whose lease has ended, and lots that are held too long."""
     happened: list[GroupEvent] = []

@@ -29,6 +29,7 @@ from fairway.meta.registry_access import RegistryAccess, RegistryWriter
 from fairway.protocol.route_messages import Act, Register, Registered
 from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, SessionOver, VersionMismatch, Watch
 from fairway.registry.tree import checked_path, node_bytes
+from fairway.runtime.service import cancel
 from fairway.serving.memory_plan import SharedMemory
 from fairway.serving.requests import Requester as Connection
 from fairway.serving.requests import ServedRequest
@@ -232,10 +233,7 @@ class RegistryRequestHandler:
             feed.note(root)
         if self._tasks:
             await asyncio.wait([*self._tasks], timeout=_LAST_S)
-        for task in [*self._tasks]:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel(self._tasks)
 
     # --- internals ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ there are, because live brokers also go on without the registry for a while.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import islice
@@ -25,6 +24,7 @@ from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
 from fairway.registry.port import Node, Registry, SessionState, Watch
 from fairway.registry.tree import above
 from fairway.runtime.rng import Rng
+from fairway.runtime.service import cancel
 
 _AT_ONCE = 32  # reads in flight, so that other requests have a turn
 _SUBJECTS_AT_ONCE = 500  # in one read: about 5 ms of the loop
@@ -107,10 +107,7 @@ class RegistryWatcher:
             self._tree.cancel()
         for watch in self._watches.values():
             watch.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await cancel([self._task])
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from fairway.meta.cluster_state import ClusterState, Key, base_of, subject_key
 from fairway.names import Subject
 from fairway.protocol.route_messages import ClientRole, Route
 from fairway.runtime.clock import Clock
+from fairway.runtime.service import cancel
 from fairway.serving.memory_budget import Allowance
 from fairway.serving.rates import CreationRate
 from fairway.serving.requests import Requester as Session
@@ -91,11 +92,7 @@ class SubjectCreator:
         chance.set()
 
     async def stop(self) -> None:
-        for wish in [*self._wishes.values()]:
-            if wish.task is not None:
-                wish.task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await wish.task
+        await cancel([wish.task for wish in self._wishes.values()])
 
     async def _make(self, subject: str, wish: _CreationRequest) -> None:
         try:
@@ -352,10 +349,7 @@ class RouteRequestHandler:
         """Answer all polls."""
         for poll in [*self._polls.values()]:
             self._finish(poll)
-        for task in [*self._waiters]:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel(self._waiters)
 
 
 def poll_bytes(name: str) -> int:

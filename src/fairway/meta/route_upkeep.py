@@ -54,6 +54,7 @@ from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, SubjectRecord
 from fairway.registry.port import Registry
 from fairway.runtime.clock import Clock
+from fairway.runtime.service import cancel
 
 _ROUND_S = 1.0
 _MS_NS = 1_000_000
@@ -220,10 +221,7 @@ class RouteUpkeep:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-route-upkeep")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await cancel([self._task])
 
     async def _run(self) -> None:
         rounds = 0

@@ -39,6 +39,7 @@ from fairway.registry.port import Exists, Missing, Registry, RegistryError, Sess
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
+from fairway.runtime.service import cancel
 from fairway.scheduling import Scheduler
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory_budget import Allowance
@@ -78,9 +79,7 @@ class Presence:
             self._is_due.set()
 
     async def stop(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancel([self._task])
 
     async def _run(self) -> None:
         while True:
@@ -414,10 +413,7 @@ class MetaServer:
         await self._subject_creator.stop()
         await self.routes.stop()
         await self.registers.stop()
-        for task in [*self._decisions]:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await cancel(self._decisions)
         try:
             await self.registry_watcher.stop()
         finally:

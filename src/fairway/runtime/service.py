@@ -16,7 +16,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, TypeVar
@@ -48,6 +48,15 @@ class TimedFormatter(EscapingFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{stamp(int(record.created * 1_000))} {super().format(record)}"
+
+
+async def cancel(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancel one task after another, and wait for its end. Raises what a task had failed with."""
+    for task in [*tasks]:
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ consumers gets no more time than a group with two. Slow requests, such as reads 
 group: no other rate limit is needed.
 
     actor         what a request and a processor are; an actor with its mailbox; the account of a connection
-    virtual_time  which actor is next: `VirtualTime`, or `Arrival` for comparison
+    virtual_time  which actor is next
     scheduler     turns and slices, timers, expiry, refusal, removal of actors
 
 `Scheduler.dispatch` puts a request into a mailbox. In a turn of the loop the scheduler picks an actor, and the
@@ -18,12 +18,11 @@ The package knows nothing of storage or protocol. Everything runs on one loop's 
 
 from fairway.scheduling.actor import Account, Actor, Expiry, Processor, Request, TurnResult
 from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerCounters, SchedulerOptions
-from fairway.scheduling.virtual_time import Arrival, RunOrder, VirtualTime
+from fairway.scheduling.virtual_time import RunOrder, VirtualTime
 
 __all__ = [
     "Account",
     "Actor",
-    "Arrival",
     "Expiry",
     "Loop",
     "Processor",

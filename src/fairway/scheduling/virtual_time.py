@@ -22,8 +22,6 @@ greater of its used time and the start of its next request. So its share is the 
 100 actors that one connection keeps busy have the share of one connection. 100 connections that keep one actor busy
 have the share of one actor. A new connection starts 1 ms late: otherwise a client that comes back under another name
 with each request would always go first.
-
-`Arrival` is a plain queue behind the same interface, first come, first served: for comparison.
 """
 
 from __future__ import annotations
@@ -152,38 +150,3 @@ class VirtualTime:
         if least_rank is not None:
             reached_ns = min(reached_ns, least_rank + SLACK_NS)
         self.minimum_ns = max(self.minimum_ns, reached_ns)
-
-
-class Arrival:
-    """First come, first served, one request at a time, from any connection."""
-
-    slice_requests_max = 1
-
-    def enter(self, actor: Actor) -> None:
-        pass
-
-    def place(self, item: MailboxItem) -> None:
-        item.is_placed = True
-        item.start_ns = item.number
-
-    def rank(self, actor: Actor) -> float:
-        item = actor.mailbox.first()
-        return item.number if item is not None else 0
-
-    def charge(self, actor: Actor, charge_ns: float) -> None:
-        actor.virtual_ns += charge_ns / actor.weight
-
-    def settle(self, item: MailboxItem, charge_ns: float) -> None:
-        pass
-
-    def charge_account(self, account: Account, charge_ns: float) -> None:
-        pass
-
-    def is_ahead(self, account: Account) -> bool:
-        return False
-
-    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
-        pass
-
-    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
-        pass

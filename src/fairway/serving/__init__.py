@@ -2,8 +2,7 @@
 
     session            one client connection: bytes in, requests out, answers back
     session_manager    the listeners and all sessions of a server; check of the address to listen on
-    frame_admission    memory for frames that have arrived in part
-    read_throttle      the queue of connections that send more than their share
+    read_limits        memory for frames that have arrived in part; turns for connections that send much
     requests           one request as an actor sees it, with the way back to its session
     memory_budget      bounds on memory that many holders share: `Allowance` and `Budget`
     memory_plan        divides --memory-mib between the budgets of a server; accounts for /metrics

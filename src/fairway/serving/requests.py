@@ -250,10 +250,7 @@ def held_bytes(received: RequestReceived) -> int:
 
 
 def hand_to(
-    scheduler: Scheduler,
-    key: Hashable,
-    request: ServedRequest[MessageT],
-    processor: Processor[ServedRequest[MessageT]],
+    scheduler: Scheduler, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
 ) -> None:
     """Put the request into the mailbox of its actor. If the mailbox refuses it, the request ends."""
     try:
@@ -268,9 +265,5 @@ def hand_to(
 def produced(receipt: AppendReceipt, store: Store) -> Produced:
     """The answer to a PRODUCE, for a receipt that is durable."""
     return Produced(
-        receipt.first_sequence,
-        receipt.count,
-        receipt.appended_ms,
-        receipt.is_duplicate,
-        store.messages.log.epoch,
+        receipt.first_sequence, receipt.count, receipt.appended_ms, receipt.is_duplicate, store.messages.log.epoch
     )

@@ -4,7 +4,7 @@ A session is bounded both ways. It stops reading a client that does not read its
 up. So such a client slows only itself. A client that sends more than a helping at a time, or has used more of the loop
 than others, waits in the `ReadThrottle`. The time to read it counts against its account, as its requests do. A client
 whose requests are refused outright, or that acts for the consumer of another client, rests before the session reads it
-again. The session reads on in a large frame only when there is room for all of it (`frame_admission`). All sessions
+again. The session reads on in a large frame only when there is room for all of it (`read_limits`). All sessions
 together have a bound on partial frames and on unsent answers; past it, the server ends the connections that have held
 on longest.
 

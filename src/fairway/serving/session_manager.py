@@ -20,11 +20,10 @@ from fairway.runtime.buffers import LazyBuffer
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import ListeningSocket, Net
 from fairway.scheduling import Scheduler
-from fairway.serving.frame_admission import FrameAdmission
 from fairway.serving.http import HttpListener
 from fairway.serving.memory_budget import Allowance, Budget
 from fairway.serving.metrics import ServerCounters
-from fairway.serving.read_throttle import ReadThrottle
+from fairway.serving.read_limits import FrameAdmission, ReadThrottle
 from fairway.serving.requests import Requester, ServedRequest
 from fairway.serving.session import ServerSession
 

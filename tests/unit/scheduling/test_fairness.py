@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fairway.scheduling import Arrival, SchedulerOptions, VirtualTime
+from fairway.scheduling import SchedulerOptions, VirtualTime
 from tests.unit.scheduling.fairness import (
     MS,
     SLICE_NS,
@@ -16,7 +16,7 @@ from tests.unit.scheduling.fairness import (
     check_shares,
     shares,
 )
-from tests.unit.scheduling.orders import LastExecution, TotalTime
+from tests.unit.scheduling.orders import Arrival, LastExecution, TotalTime
 from tests.unit.scheduling.stage import Group, Stage
 
 CROWD_AND_PAIR = ((100, 50_000), (2, 50_000))

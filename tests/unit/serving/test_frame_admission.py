@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fairway import limits
 from fairway.limits import KIB, MIB
-from fairway.serving.frame_admission import CROWDED, OLDEST, OVERDUE, STALLED, FrameAdmission
+from fairway.serving.read_limits import CROWDED, OLDEST, OVERDUE, STALLED, FrameAdmission
 from fairway.simulation.simulation import Simulation, simulate
 
 ROOM = 8 * MIB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fairway.runtime.clock import ManualClock
-from fairway.serving.read_throttle import FREE_TURNS, SENDERS_MAX, TURN_NS_MAX, ReadThrottle
+from fairway.serving.read_limits import FREE_TURNS, SENDERS_MAX, TURN_NS_MAX, ReadThrottle
 
 
 class Crowd:

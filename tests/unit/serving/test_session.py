@@ -19,7 +19,7 @@ from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned
 from fairway.runtime.buffers import LazyBuffer
 from fairway.scheduling import SchedulerOptions
-from fairway.serving.read_throttle import ReadThrottle
+from fairway.serving.read_limits import ReadThrottle
 from fairway.serving.session import ServerSession
 from fairway.simulation.disk import SimDisk
 from tests.support.client import ConnectionEnded, Stream

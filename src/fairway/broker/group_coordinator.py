@@ -28,13 +28,13 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairway import limits
 from fairway.broker.groups import WEIGHT_UNIT, GroupHost, Groups
 from fairway.errors import Code, FairwayError, Refused
 from fairway.group_events import LOST, ActionKind, GroupEvent
-from fairway.groups import Dying, GroupConfig, GroupDecision, GroupOutcome, Range
+from fairway.groups import GroupConfig, GroupDecision, GroupOutcome, Range
 from fairway.names import GroupName, Subject
 from fairway.protocol import ControlMessage
 from fairway.runtime.clock import Clock
@@ -47,6 +47,9 @@ from fairway.storage.record import RecordHeader
 from fairway.storage.repair import lost_ranges
 from fairway.storage.store import Store
 from fairway.storage.subjects import SubjectState
+
+if TYPE_CHECKING:
+    from fairway.broker.dead_letters import DeadLetterWriter
 
 _NEVER_NS = 1 << 62
 
@@ -191,17 +194,6 @@ _CODES = {
 }
 
 
-class DeadLetterPort(Protocol):
-    """Takes messages that failed their last attempt. Counts those that it has written, and those without a copy."""
-
-    buried: int
-    unreadable: int
-
-    def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
-        """Write these messages to dead letter. `is_again`: they failed before a restart, and copies may exist
-        already."""
-
-
 class GroupCoordinator:
     """Carries out what the state machines of the groups decide."""
 
@@ -213,7 +205,7 @@ class GroupCoordinator:
         clock: Clock,
         call_later: CallLater,
         groups_bytes_max: int,
-        dead_letters: Callable[[GroupCoordinator], DeadLetterPort],
+        dead_letters: Callable[[GroupCoordinator], DeadLetterWriter],
         is_off: IsOff | None = None,
     ) -> None:
         """`is_off`: whether a group is switched off on all brokers; None: nobody can switch groups off."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.meta.cluster_state import BROKER, DELAY, ClusterState, GroupView, Key, check_names, choose, is_able
+from fairway.meta.decommission_check import Debt, DecommissionCheck
 from fairway.names import GroupName, Subject
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
@@ -32,24 +32,6 @@ _LOOK_S = 0.05
 _PROMOTED_S = 10.0  # for the registry to show the result of a promotion
 
 RecordT = TypeVar("RecordT", GroupRecord, SubjectRecord)
-
-
-@dataclass(frozen=True)
-class Debt:
-    """Messages that would be lost with a group. `sentence` is for people; empty: none."""
-
-    sentence: str = ""
-    is_known: bool = True  # False: nobody could be asked, and the sentence says why
-
-
-class DecommissionCheck(Protocol):
-    """Asks masters which messages would be lost with a group."""
-
-    async def owed(self, view: GroupView) -> Debt:
-        """The messages of a group of servers that are still outstanding."""
-
-    async def bound_for(self, group: str, delays: Sequence[GroupView]) -> Debt:
-        """The messages that delay servers have made for a broker group, and that only this group can confirm."""
 
 
 class ClusterAdmin:

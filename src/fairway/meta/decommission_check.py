@@ -1,17 +1,17 @@
 """Decommission check: asks masters which messages would be lost if a group of servers were given up.
 
-`Masters` asks the questions, also for `fairway.meta.route_upkeep`; `MasterDecommissionCheck` makes sentences of the
+`Masters` asks the questions, also for `fairway.meta.route_upkeep`; `DecommissionCheck` makes sentences of the
 answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fairway.errors import FairwayError, Unreachable
 from fairway.lookup.requests import Inquirer
-from fairway.meta.admin import Debt
 from fairway.meta.cluster_state import DELAY, GroupView, address_of
 from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDescription, SubjectDescription
 from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, Which
@@ -76,13 +76,22 @@ def _master_of(view: GroupView) -> RegisteredCopy:
 _NAMED_MAX = 5  # consumer groups in the sentence
 
 
-class MasterDecommissionCheck:
+@dataclass(frozen=True)
+class Debt:
+    """Messages that would be lost with a group. `sentence` is for people; empty: none."""
+
+    sentence: str = ""
+    is_known: bool = True  # False: nobody could be asked, and the sentence says why
+
+
+class DecommissionCheck:
     """Asks masters: `debt = await check.owed(view)`."""
 
     def __init__(self, masters: Masters) -> None:
         self._ask = masters.ask
 
     async def owed(self, view: GroupView) -> Debt:
+        """The messages of a group of servers that are still outstanding."""
         master = view.master
         if master is None:
             sentence = "it has no master, so nobody can say what it still owes: start its servers, or use --force"
@@ -94,7 +103,7 @@ class MasterDecommissionCheck:
             return Debt(sentence, is_known=False)
 
     async def bound_for(self, group: str, delays: Sequence[GroupView]) -> Debt:
-        """The messages that delay servers have made for a broker group, and that no receipt confirms."""
+        """The messages that delay servers have made for a broker group, and that only this group can confirm."""
         found: dict[str, int] = {}
         for view in sorted(delays, key=lambda each: each.name):
             master = view.master

@@ -31,7 +31,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from fairway import limits
 from fairway.errors import Code, Refused, RemoteProtocolError
@@ -40,6 +40,7 @@ from fairway.protocol.route_messages import Act, Register
 from fairway.registry import layout
 from fairway.registry.layout import NAME_SEPARATOR, GroupRecord, RegisteredCopy
 from fairway.registry.port import Node, Registry
+from fairway.registry.sqlite import SqliteSession
 from fairway.registry.tree import checked_path, is_below
 from fairway.replication.leadership import BROKER, DELAY
 from fairway.runtime.net import PORT_MAX
@@ -58,17 +59,10 @@ _WRITES = frozenset({Act.CREATE, Act.PUT, Act.REMOVE})
 _RETRY_AFTER_MS = 200  # the node of a process that has ended goes within a session's time-out
 
 
-class RegistryWriter(Registry, Protocol):
-    """The session that makes the request."""
-
-    async def owned(self) -> list[str]:
-        """The ephemeral nodes of this session."""
-
-
 class _Asked(NamedTuple):
     """One write request, with the parts of its path."""
 
-    session: RegistryWriter
+    session: SqliteSession
     register: Register
     parts: re.Match[str]
     is_held: Callable[[int], bool]
@@ -104,7 +98,7 @@ class RegistryAccess:
     def __init__(self, is_held: Callable[[int], bool]) -> None:
         self._is_held = is_held
 
-    async def check(self, session: RegistryWriter, asked: Register) -> None:
+    async def check(self, session: SqliteSession, asked: Register) -> None:
         """Raise `Refused` with the reason if the table does not allow the request."""
         if asked.act in _READS:
             if not (asked.path == layout.ROOT or is_below(checked_path(asked.path), layout.ROOT)):
@@ -337,7 +331,7 @@ async def _check_owner(asked: _Asked, node: Node | None) -> None:
         raise _no(f"registry node {asked.path} belongs to another session")
 
 
-async def _check_owned(session: RegistryWriter) -> None:
+async def _check_owned(session: SqliteSession) -> None:
     _check_room(len(await session.owned()), limits.SESSION_NODES_MAX, "this session has", "nodes")
 
 

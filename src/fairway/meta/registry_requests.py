@@ -19,15 +19,14 @@ import contextlib
 import hashlib
 import hmac
 from collections import deque
-from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused
-from fairway.meta.registry_access import RegistryAccess, RegistryWriter
+from fairway.meta.registry_access import RegistryAccess
 from fairway.protocol.route_messages import Act, Register, Registered
 from fairway.registry.port import Exists, Missing, Node, NotAllowed, RegistryError, SessionOver, VersionMismatch, Watch
+from fairway.registry.sqlite import SqliteRegistry, SqliteSession
 from fairway.registry.tree import checked_path, node_bytes
 from fairway.runtime.service import cancel
 from fairway.serving.memory_plan import SharedMemory
@@ -64,38 +63,6 @@ _NO_MEMORY = Refused(
 )
 
 RegisterRequest = ServedRequest[Register]
-
-
-class GuestSession(RegistryWriter, Protocol):
-    """A session that the registry keeps for a client."""
-
-    def touch(self) -> None:
-        """Renew the session, because its client has sent something; raises `SessionOver`."""
-
-
-class SessionMaker(Protocol):
-    """A registry that keeps sessions for clients of its owner."""
-
-    async def session_key(self) -> bytes:
-        """The key that session secrets are computed with; the same after every restart."""
-
-    async def open_session(self, timeout_ms: int) -> GuestSession: ...
-
-    def session(self, number: int) -> GuestSession:
-        """A session opened before, perhaps before a restart; raises `SessionOver`."""
-
-    async def failed(self) -> None:
-        """Return when the registry cannot be written any more."""
-
-    def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watch:
-        """Watch as a `Registry` does, in the session of the owner."""
-
-    def bound(self, bytes_max: int) -> None:
-        """Bound the memory of new nodes."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of all nodes, as an estimate."""
 
 
 class _News:
@@ -145,7 +112,7 @@ class _Feed:
 class _Guest:
     """One session, and the connection that it is on."""
 
-    def __init__(self, session: GuestSession, home: Connection) -> None:
+    def __init__(self, session: SqliteSession, home: Connection) -> None:
         self.session = session
         self.home = home
         self.order = asyncio.Lock()  # of the session's changes
@@ -180,7 +147,7 @@ class RegistryRequestHandler:
     """All sessions of clients. Without a `maker` there are none, and the refusal names the cluster's registry."""
 
     def __init__(
-        self, maker: SessionMaker | None, started_ms: int = 0, bytes_max: int = limits.REGISTRY_BYTES_MAX
+        self, maker: SqliteRegistry | None, started_ms: int = 0, bytes_max: int = limits.REGISTRY_BYTES_MAX
     ) -> None:
         """`started_ms`: the server's start, from which the numbers of feeds begin. `bytes_max`: bound for all nodes,
         and for all sessions with their ephemeral nodes."""
@@ -309,7 +276,7 @@ class RegistryRequestHandler:
         guest = self._guests.get(session)
         return guest is None or not guest.home.is_gone
 
-    def _admit(self, number: int, session: GuestSession, home: Connection) -> _Guest:
+    def _admit(self, number: int, session: SqliteSession, home: Connection) -> _Guest:
         guest = self._guests[number] = _Guest(session, home)
         self.memory.note(number, guest.held_bytes)
         self.memory.charge(number, home)
@@ -317,7 +284,7 @@ class RegistryRequestHandler:
         return guest
 
     @property
-    def _own(self) -> SessionMaker:
+    def _own(self) -> SqliteRegistry:
         if self._maker is None:
             raise _ELSEWHERE
         return self._maker

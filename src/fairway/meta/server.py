@@ -23,8 +23,8 @@ from fairway.errors import BadName, Code, FairwayError, Misuse, Refused
 from fairway.lookup.registries import META_PORT
 from fairway.meta.admin import ClusterAdmin
 from fairway.meta.cluster_state import ClusterState
-from fairway.meta.decommission_check import MasterDecommissionCheck, Masters
-from fairway.meta.registry_requests import QUESTIONS, RegistryRequestHandler, SessionMaker
+from fairway.meta.decommission_check import DecommissionCheck, Masters
+from fairway.meta.registry_requests import QUESTIONS, RegistryRequestHandler
 from fairway.meta.registry_watcher import RegistryWatcher
 from fairway.meta.route_requests import RouteRequestHandler, SubjectCreator, check
 from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
@@ -36,6 +36,7 @@ from fairway.protocol.messages import ControlMessage
 from fairway.protocol.route_messages import Govern, Governed, Register, Route, RouteChange
 from fairway.registry import layout
 from fairway.registry.port import Exists, Missing, Registry, RegistryError, SessionState
+from fairway.registry.sqlite import SqliteRegistry
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
@@ -159,7 +160,7 @@ class MetaWorld:
     net: Net
     rng: Rng
     registry: Registry
-    sessions: SessionMaker | None = None
+    sessions: SqliteRegistry | None = None
 
 
 class MetaServer:
@@ -189,7 +190,7 @@ class MetaServer:
         self.registry_watcher = RegistryWatcher(world.registry, self.cluster_state, world.rng, self._told, remark)
         masters = Masters(world.net, world.clock, world.rng)
         self.admin = ClusterAdmin(
-            world.registry, self.cluster_state, self._told, MasterDecommissionCheck(masters), options.spread
+            world.registry, self.cluster_state, self._told, DecommissionCheck(masters), options.spread
         )
         self.creation_rate = CreationRate(world.clock)
         self._subject_creator = SubjectCreator(self.admin, world.clock, self.creation_rate)

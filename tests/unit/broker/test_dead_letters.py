@@ -13,6 +13,7 @@ from fairway.broker.dead_letters import (
     HISTORY_SEQUENCE,
     HISTORY_SUBJECT,
     HISTORY_TIME,
+    DeadLetterWriter,
 )
 from fairway.broker.groups import GroupHost
 from fairway.broker.message_copies import CopiedRanges, stream_of
@@ -29,10 +30,8 @@ DEAD = "dead:billing:orders"
 IMPATIENT = GroupConfig(attempts_max=2, backoff=Backoff(first_ms=1_000, cap_ms=1_000))
 
 
-class Nobody:
+class Nobody(DeadLetterWriter):
     """Writes no dead letters."""
-
-    buried = unreadable = 0
 
     def mark_dead(self, host: GroupHost, dying: tuple[Dying, ...], *, is_again: bool = False) -> None:
         pass
@@ -182,7 +181,7 @@ async def test_what_was_dying_at_a_crash_is_buried_in_the_next_life(scene: Scene
     ann = await scene.worker("ann")
     await scene.send(b"a")
     handed = await ann.pull()
-    scene.broker.coordinator.dead_letter_writer = Nobody()
+    scene.broker.coordinator.dead_letter_writer = Nobody(scene.broker.coordinator)
     await ann.reject(handed)
     assert (await scene.describe()).dying == 1
     await scene.kill()
@@ -213,7 +212,7 @@ async def test_a_seek_while_a_message_is_dying_does_no_harm(scene: Scene) -> Non
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b", b"c")
     dead_letter_writer = scene.broker.coordinator.dead_letter_writer
-    scene.broker.coordinator.dead_letter_writer = Nobody()
+    scene.broker.coordinator.dead_letter_writer = Nobody(scene.broker.coordinator)
     host = scene.broker.coordinator.host("orders", "billing")
     handed = await ann.pull()
     await ann.reject(handed)
@@ -284,7 +283,8 @@ async def test_the_reason_outlives_a_crash(scene: Scene) -> None:
     ann = await scene.worker("ann")
     await scene.send(b"a", b"b")
     handed = await ann.pull()
-    scene.broker.coordinator.dead_letter_writer = Nobody()  # the power goes before anybody gets to it
+    # the power goes before anybody gets to it
+    scene.broker.coordinator.dead_letter_writer = Nobody(scene.broker.coordinator)
     await ann.reject(handed, "no such hotel")
     await scene.power_cut()
     await scene.sleep(1)
@@ -350,7 +350,8 @@ async def test_each_attempt_is_in_its_history_through_crashes_restarts_and_lease
     await scene.sleep(2)
     ben = await scene.worker("ben")
     handed = await ben.pull()
-    scene.broker.coordinator.dead_letter_writer = Nobody()  # the process dies before anybody gets to it
+    # the process dies before anybody gets to it
+    scene.broker.coordinator.dead_letter_writer = Nobody(scene.broker.coordinator)
     await ben.retry(handed, reason="fifth")
     await scene.restart()
     await scene.sleep(1)

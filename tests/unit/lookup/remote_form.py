@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fairway.lookup.registries import RemoteRegistry
-from fairway.meta.registry_access import RegistryAccess, RegistryWriter
+from fairway.meta.registry_access import RegistryAccess
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.route_messages import Register
 from fairway.registry.port import Registry
-from fairway.registry.sqlite import SqliteRegistry
+from fairway.registry.sqlite import SqliteRegistry, SqliteSession
 from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng
@@ -22,7 +22,7 @@ from tests.unit.registry.forms import SESSION_MS, Story
 class AnyAccess(RegistryAccess):
     """Everybody may write everything: for tests of the wire, whose nodes are no copies' and no careers'."""
 
-    async def check(self, session: RegistryWriter, asked: Register) -> None:
+    async def check(self, session: SqliteSession, asked: Register) -> None:
         del session, asked
 
 

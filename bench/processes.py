@@ -150,7 +150,7 @@ def _figures(broker: Broker) -> dict[str, Any]:
         "queued_s": queued_s(),
         "resident_bytes": resident_bytes(),
         "groups": groups,
-        "pulled": broker.consume.pulled_messages,
+        "pulled": broker.consume.puller.pulled_messages,
         "fetches": broker.fetches.count if broker.fetches is not None else 0,
     }
 

@@ -27,7 +27,6 @@ from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Fac
 from fairway.replication.copy_lifecycle import CopyLifecycle
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk
-from fairway.scheduling import RunOrder
 from fairway.serving.http import Pages, ProbePages
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
@@ -147,9 +146,7 @@ class BrokerCopy(CopyLifecycle[Broker]):
 
     kind = leadership.BROKER
 
-    def __init__(
-        self, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions, order: RunOrder | None = None
-    ) -> None:
+    def __init__(self, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions) -> None:
         if options.store.durability is Durability.MEMORY:
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
         face = Face(options.host, options.port, options.http_port, options.connection.name)
@@ -158,16 +155,13 @@ class BrokerCopy(CopyLifecycle[Broker]):
             options, http_port=None
         )  # the copy answers probes itself, whatever becomes of its server
         self._probes = ProbePages(world.net, lambda: self.copy_status.why)
-        self._order = order
         self._switches = GroupSwitches(world.registry, world.clock, self._wake_switched)
         self._measured: tuple[int, int, int] = (0, 0, 0)  # when, and the counts at that time
 
     @classmethod
-    async def start(
-        cls, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions, order: RunOrder | None = None
-    ) -> BrokerCopy:
+    async def start(cls, world: CopyRuntime, options: BrokerOptions, membership: CopyOptions) -> BrokerCopy:
         """Open the directory, listen, and begin to take part. The copy learns its role later."""
-        member = cls(world, options, membership, order)
+        member = cls(world, options, membership)
         await member.begin()
         return member
 
@@ -206,7 +200,7 @@ class BrokerCopy(CopyLifecycle[Broker]):
         world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng, self._world.pool)
         options = replace(self._options, port=self.face.port)
         broker = await Broker.follow(
-            world, options, self.copy_status, adopt, self._order, jobs=self._world.jobs, is_off=self._switches.is_off
+            world, options, self.copy_status, adopt, jobs=self._world.jobs, is_off=self._switches.is_off
         )
         self._probes.opened(broker.pages)
         return broker

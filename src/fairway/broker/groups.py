@@ -126,13 +126,8 @@ class GroupHost:
     def next_fresh(self) -> int:
         """Where to look for messages that were never handed out: at the cursor, or beyond what was passed over
         there."""
-        state_machine = self.state_machine
-        cursor, version, to = self._skipped
-        return (
-            to
-            if to > state_machine.cursor == cursor and version == state_machine.config.version
-            else state_machine.cursor
-        )
+        at, (cursor, version, to) = self.state_machine.cursor, self._skipped
+        return to if to > at == cursor and version == self.state_machine.config.version else at
 
     def note_skipped(self, to: int) -> None:
         """Remember that the group wants nothing below `to`. Only memory holds this: an event for every batch that a

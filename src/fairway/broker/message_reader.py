@@ -113,8 +113,8 @@ class MessageReader:
         if self._fetches is None:
             return True
         entries = self._messages.views.entries
-        so_far = self._fetches.fetch_cache(actor) or _EMPTY
-        runs = self._fetches.take_runs(actor)
+        so_far = self._fetches.fetch_cache(actor)
+        runs = [] if so_far is None else self._fetches.take_runs(actor)
         if runs:
             for of_subject, run, data in runs:
                 entries.take_in(of_subject, run, data)
@@ -122,6 +122,7 @@ class MessageReader:
         absent = entries.absent(subject_id, sequence, LOT_MESSAGES_MAX)
         if not absent:
             return True
+        so_far = so_far or _EMPTY
         fetch_cache = FetchCache(list(so_far.pieces), size_bytes=so_far.size_bytes)
         self._fetches.start(
             actor,

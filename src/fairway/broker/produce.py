@@ -24,6 +24,7 @@ from fairway import limits
 from fairway.batch import HEADER_BYTES, BatchHeader, check, checksum
 from fairway.batch.identity import checked
 from fairway.batch.layout import raw_length
+from fairway.broker.groups import Groups
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol import Bytes
@@ -129,12 +130,12 @@ class ProduceProcessor:
         self,
         store: Store,
         checks: BatchChecks,
-        is_read_only: Callable[[Subject], bool],
+        groups: Groups,
         on_committed: Callable[[int], None],
     ) -> None:
         self._store = store
         self._checks = checks
-        self._is_read_only = is_read_only
+        self._groups = groups
         self._on_committed = on_committed
         self.batches = 0  # committed; a repeated batch counts twice
         self.messages = 0
@@ -142,7 +143,7 @@ class ProduceProcessor:
 
     def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
         subject = Subject(request.message.subject)  # `Broker.handle` has parsed it
-        if self._is_read_only(subject):
+        if self._groups.read_only and self._is_read_only(subject):
             raise Refused(
                 Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"
             )
@@ -176,6 +177,10 @@ class ProduceProcessor:
 
         self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
         return TurnResult.DONE
+
+    def _is_read_only(self, subject: Subject) -> bool:
+        state = self._store.messages.views.subjects.find(subject)
+        return state is not None and state.id in self._groups.read_only
 
     def _conflicted(
         self, request: ServedRequest[Produce], outcome: FairwayError | None, answer: AppendReceipt | PlaceTaken

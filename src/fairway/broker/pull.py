@@ -59,7 +59,7 @@ _NS = 1_000_000_000
 _SLACK_S = 0.001  # uvloop rounds to milliseconds: without the slack a timer would fire early
 
 
-class _Window(NamedTuple):
+class _KeyWindow(NamedTuple):
     """The keys of consecutive messages."""
 
     first: int
@@ -81,12 +81,11 @@ class _Fresh(NamedTuple):
 class KeyFinder:
     """Looks up keys for all groups of a broker."""
 
-    def __init__(self, reader: MessageReader, bytes_max: int = limits.KEY_WINDOWS_BYTES_MAX) -> None:
-        """`bytes_max`: of all windows; beyond it the least recently used window goes."""
+    def __init__(self, reader: MessageReader) -> None:
         self._reader = reader
-        self.bytes_max = bytes_max
+        self.bytes_max = limits.KEY_WINDOWS_BYTES_MAX  # of all windows; beyond it the least recently used window goes
         self.held_bytes = 0
-        self._windows: OrderedDict[int, _Window] = OrderedDict()  # by the group's number; least recently used first
+        self._windows: OrderedDict[int, _KeyWindow] = OrderedDict()  # by the group's number; least recently used first
 
     def fresh(self, actor: Actor, source: GroupHost, messages_max: int, bytes_max: int, look_max: int) -> _Fresh | None:
         """The group's next fresh messages, at most `look_max`. None: a fetch is under way."""
@@ -104,7 +103,7 @@ class KeyFinder:
             if batches is None:
                 return None
             if not response_bounds.missing([lot], batches):
-                window = _Window(fresh[0], _keys_of(batches, fresh), state_machine.config.version)
+                window = _KeyWindow(fresh[0], _keys_of(batches, fresh), state_machine.config.version)
                 self._keep(source.id, window)
                 keys = window.keys[:look].tolist()
                 return _Fresh((fresh[0], len(keys)), keys)
@@ -116,7 +115,7 @@ class KeyFinder:
         if window is not None:
             self.held_bytes -= window.held_bytes
 
-    def _keep(self, group_id: int, window: _Window) -> None:
+    def _keep(self, group_id: int, window: _KeyWindow) -> None:
         self.forget(group_id)
         self._windows[group_id] = window
         self.held_bytes += window.held_bytes
@@ -124,7 +123,7 @@ class KeyFinder:
             self.forget(next(iter(self._windows)))
 
 
-def _within(window: _Window | None, source: GroupHost, look: int) -> _Fresh | None:
+def _within(window: _KeyWindow | None, source: GroupHost, look: int) -> _Fresh | None:
     """The rest of the window; None: nothing is left, or the window is for another place or another filter."""
     if window is None or window.config_version != source.state_machine.config.version:
         return None
@@ -350,16 +349,12 @@ class PullProcessor:
     def _fresh(
         self, source: GroupHost, message: Pull, messages_max: int, actor: Actor, bytes_left: int
     ) -> _Fresh | None:
-        state_machine = source.state_machine
+        config = source.state_machine.config
         bytes_max = self._reader.response_bytes(actor, message.bytes_max)
-        if state_machine.config.is_keyed:
-            look_max = max(bytes_left // state_machine.bytes_per_fresh, limits.GROUP_KEYED_MIN)
+        if config.is_keyed:
+            look_max = max(bytes_left // source.state_machine.bytes_per_fresh, limits.GROUP_KEYED_MIN)
             return self.keys.fresh(actor, source, messages_max, bytes_max, look_max)
-        return _Fresh(
-            self._reader.fresh(
-                source.subject_id, source.next_fresh, state_machine.config, max(messages_max, 1), bytes_max
-            )
-        )
+        return _Fresh(self._reader.fresh(source.subject_id, source.next_fresh, config, max(messages_max, 1), bytes_max))
 
     def _skip(self, source: GroupHost, request: ServedRequest[ControlMessage], pulled: PullDecision) -> TurnResult:
         """Answer a pull without messages; the choice may have skipped batches, a slice's worth. The rest comes

@@ -145,22 +145,15 @@ class Broker:
         self.store = store
         self.options = options
         self.delay = delay
-        self.scheduler = Scheduler(world.clock, loop, options.scheduler, order, self._commit_turn)
-        bytes_max = options.groups_bytes_max
+        self.scheduler = scheduler = Scheduler(clock, loop, options.scheduler, order, self._commit_turn)
         self.coordinator = GroupCoordinator(
-            groups, store, self.scheduler, clock, loop.call_later, bytes_max, DeadLetterWriter, is_off
+            groups, store, scheduler, clock, loop.call_later, options.groups_bytes_max, DeadLetterWriter, is_off
         )
         self.housekeeper = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
         self.session_manager = SessionManager(
-            clock,
-            options.session_manager(),
-            self.meters,
-            self.scheduler,
-            self.waiting,
-            self.handle,
-            self._session_closed,
+            clock, options.session_manager(), self.meters, self.scheduler, self.waiting, self.handle, self._on_closed
         )
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
@@ -179,7 +172,7 @@ class Broker:
             self.scheduler.set_weight(key, SCAN_WEIGHT)
         store.on_actions = partial(self.coordinator.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
-        self.produce = ProduceProcessor(store, self.checks, self._is_read_only, self.coordinator.wake_subject)
+        self.produce = ProduceProcessor(store, self.checks, groups, self.coordinator.wake_subject)
         self.creation_rate = CreationRate(world.clock)
         self._new_names = NewNames(self.produce, store.messages.views.subjects, self.creation_rate)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)
@@ -244,7 +237,6 @@ class Broker:
         options: BrokerOptions,
         copy_status: CopyStatus,
         adopt: DirectoryIdentity | None = None,
-        order: RunOrder | None = None,
         *,
         jobs: JobRunner,
         is_off: IsOff | None = None,
@@ -258,7 +250,7 @@ class Broker:
             world.disk.close()
             raise
         store = _open_store(world, options, groups, opened)
-        broker = cls(world, options, store, groups, order, copy_status=copy_status, is_off=is_off)
+        broker = cls(world, options, store, groups, copy_status=copy_status, is_off=is_off)
         try:
             await broker._listeners.open(options.host, options.port, options.http_port)
         except BaseException:  # also when the task is cancelled
@@ -442,14 +434,10 @@ class Broker:
                     raise
             wait_ms = 0
 
-    def _session_closed(self, session: ServerSession) -> None:
+    def _on_closed(self, session: ServerSession) -> None:
         self.coordinator.memory.forget_payer(session)
         if self._leases is not None:
             self._leases.lost(session)
-
-    def _is_read_only(self, subject: Subject) -> bool:
-        state = self.store.messages.views.subjects.find(subject)
-        return state is not None and state.id in self.coordinator.groups.read_only
 
     def _state(self) -> BrokerState:
         log = self.store.messages.log

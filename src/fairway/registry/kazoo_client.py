@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -125,7 +125,6 @@ class ZooKeeperConnection:
         self,
         hosts: str,
         session_ms: int,
-        options: Mapping[str, Any],
         clock: Clock,
         *,
         on_connected: Callable[[int, int, float], None],
@@ -147,9 +146,10 @@ class ZooKeeperConnection:
         self._is_dropped = False
         self.has_connected = False  # ever
         again = {"max_tries": -1, "delay": _PAUSE_FIRST_S, "backoff": 2, "max_delay": _pause_most_s(session_ms)}
-        given = {"connection_retry": again, "command_retry": again, "logger": _kazoo_log, **options}
         try:
-            self._client: Any = KazooClient(hosts, timeout=session_ms / 1e3, **given)
+            self._client: Any = KazooClient(
+                hosts, timeout=session_ms / 1e3, connection_retry=again, command_retry=again, logger=_kazoo_log
+            )
         except ValueError as error:
             raise Misuse(f"no ZooKeeper servers in {hosts!r}: write them like one:2181,two:2181") from error
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -110,13 +110,12 @@ class ZooKeeperRegistry:
 
     line_class = ZooKeeperConnection
 
-    def __init__(self, hosts: str, root: str, session_ms: int, options: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, hosts: str, root: str, session_ms: int, clock: Clock) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
         self.session_ms = float(session_ms)  # as requested; later as granted by the servers
         self._hosts = hosts
         self._root = root
         self._asked_ms = session_ms
-        self._options = options
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._line = self._make_line()
@@ -143,16 +142,14 @@ class ZooKeeperRegistry:
         root: str = "",
         session_ms: int = SESSION_MS,
         open_s: float = OPEN_S,
-        client_options: Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> ZooKeeperRegistry:
-        """`hosts` as "one:2181,two:2181". Everything is kept below `root`, which is created if necessary.
-        `client_options` go to `kazoo.client.KazooClient`: TLS, credentials, access lists."""
+        """`hosts` as "one:2181,two:2181". Everything is kept below `root`, which is created if necessary."""
         if session_ms < SESSION_MS_MIN:
             raise Misuse(f"session_ms={session_ms}: at least {SESSION_MS_MIN}")
         if root:
             checked_path(root)
-        registry = cls(hosts, root, session_ms, client_options or {}, clock or RealClock())
+        registry = cls(hosts, root, session_ms, clock or RealClock())
         try:
             await registry._begin(open_s)
         except BaseException:
@@ -314,7 +311,6 @@ class ZooKeeperRegistry:
         return self.line_class(
             self._hosts,
             self._asked_ms,
-            self._options,
             self._clock,
             on_connected=self._on_connected,
             on_suspended=self._on_suspended,

@@ -43,11 +43,10 @@ class Clock(Protocol):
 class RealClock:
     """The machine's clocks."""
 
+    monotonic_ns = staticmethod(time.monotonic_ns)  # a method of our own would be a tenth of a broker's calls
+
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic_ns(self) -> int:
-        return time.monotonic_ns()
 
 
 class ManualClock:

@@ -313,6 +313,7 @@ class Actor:
     __slots__ = (
         "alarm_ns",
         "byte_cost_ns",
+        "bytes_served",
         "elsewhere_ns",
         "idle_since_ns",
         "is_background",
@@ -349,6 +350,7 @@ class Actor:
         self.is_background = False  # set by its processor: its slices do not count in `Scheduler.busy_ns`
         self.served_ns = 0  # figures for operators
         self.elsewhere_ns = 0
+        self.bytes_served = 0
         self.slices = 0
 
     @property
@@ -374,3 +376,4 @@ class Actor:
         """
         self.owed_ns += elapsed_ns + size_bytes * self.byte_cost_ns
         self.elsewhere_ns += elapsed_ns
+        self.bytes_served += size_bytes

@@ -368,7 +368,8 @@ class Scheduler:
             if rank < actor.rank:  # the new request starts earlier than all that were there
                 self._place(actor, rank)
         elif actor.run is IDLE and actor.may_run and not self._is_closed:
-            self._settle(actor)
+            if actor.owed_ns:
+                self._settle(actor)
             self._order.enter(actor)
             self._enqueue(actor)
             self._kick()
@@ -422,7 +423,8 @@ class Scheduler:
                 return actor
             heapq.heappop(ready)
             if is_meant:
-                self._settle(actor)
+                if actor.owed_ns:
+                    self._settle(actor)
                 self._place(actor, self._rank(actor))
                 placed.add(actor)
         return None
@@ -437,13 +439,17 @@ class Scheduler:
         started_ns = now_ns
         try:
             while actor.may_run and handled < self._slice_requests_max:
+                # A request of a connection that is far ahead does not belong into this slice: otherwise the connection
+                # would get more than its share wherever others are served.
+                if handled and self._rank(actor) > actor.rank + self._options.slice_ns:
+                    break
                 handled += 1
                 owed_ns = actor.owed_ns
                 goes_on = self._handle(actor, now_ns)
                 began_ns, now_ns = now_ns, self._now_ns()
                 elapsed_ns = max(now_ns - began_ns, self._options.floor_ns)
                 self._charge_item(actor, self._handled, elapsed_ns + actor.owed_ns - owed_ns)
-                if now_ns >= end_ns or not goes_on or not self._may_follow(actor):
+                if now_ns >= end_ns or not goes_on:
                     break
         except BaseException:
             now_ns = self._now_ns()
@@ -451,11 +457,6 @@ class Scheduler:
         finally:
             self._end_slice(actor, weight, started_ns, now_ns, handled)
         return now_ns
-
-    def _may_follow(self, actor: Actor) -> bool:
-        """Whether the next request belongs into this slice. A request of a connection that is far ahead does not:
-        otherwise the connection would get more than its share wherever others are served."""
-        return not actor.may_run or self._rank(actor) <= actor.rank + self._options.slice_ns
 
     def _end_slice(self, actor: Actor, weight: float, started_ns: int, now_ns: int, handled: int) -> None:
         elapsed_ns = now_ns - started_ns
@@ -477,10 +478,9 @@ class Scheduler:
 
     def _settle(self, actor: Actor) -> None:
         """Charge work done elsewhere to the next request, which has waited for that work."""
-        if actor.owed_ns:
-            self._order.charge(actor, actor.owed_ns)
-            self._charge_item(actor, actor.mailbox.first(), actor.owed_ns)
-            actor.owed_ns = 0.0
+        self._order.charge(actor, actor.owed_ns)
+        self._charge_item(actor, actor.mailbox.first(), actor.owed_ns)
+        actor.owed_ns = 0.0
 
     def _charge_item(self, actor: Actor, item: MailboxItem | None, charge_ns: float) -> None:
         """Charge the request's connection. An actor of twice the weight gets twice the time even if one connection uses

@@ -95,7 +95,7 @@ def _parts(reason: str) -> frozenset[str]:
 
 
 class ConnectionLog:
-    """Reports the connections to one server, of all clients that share a log. A `core.ConnectionWatch`."""
+    """Reports the connections to one server, of all clients that share a log."""
 
     def __init__(self, goal: Goal, logger: logging.Logger) -> None:
         self._outages = Outages(goal)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.batch import MessageId
@@ -27,6 +27,9 @@ from fairway.protocol.receipts import Pending, PendingBatch
 from fairway.protocol.request_queue import RequestQueue
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
+
+if TYPE_CHECKING:
+    from fairway.client.client_log import ConnectionLog
 
 PendingT = TypeVar("PendingT", bound=Pending)
 BatchT = TypeVar("BatchT", bound=PendingBatch)
@@ -151,16 +154,6 @@ class Mute:
         return self._producing.next_deadline()
 
 
-class ConnectionWatch(Protocol):
-    """Observes one connection."""
-
-    def trouble(self, reason: str, now_ns: int) -> None:
-        """The connection could not be made, or was lost."""
-
-    def opened(self, now_ns: int) -> None:
-        """The connection was made, handshake included."""
-
-
 _OWN_SESSIONS = 2  # of a line: the producer's session and the commands' session
 
 
@@ -176,7 +169,7 @@ class ClientCore(Generic[PendingT, BatchT]):
         pending_type: type[PendingT],
         batch_type: Callable[[str, Callable[[Callable[[], None]], None]], BatchT],
         stores: bool = True,
-        watch: ConnectionWatch | None = None,
+        watch: ConnectionLog | None = None,
     ) -> None:
         """Make the line and its sessions.
 

@@ -93,10 +93,14 @@ class Redirection(msgspec.Struct, frozen=True):
 def due_of(after: Duration | None, at: datetime | None, clock: Clock) -> int:
     """The due time of one message, from either `after` or `at`. A past time is allowed: it means at once."""
     if after is not None and at is None:
-        return _sayable(clock.wall_ms() + _wait_ms(after))
-    if at is not None and after is None:
-        return _sayable(time_ms(at))
-    raise _which_time()
+        due_ms = clock.wall_ms() + _wait_ms(after)
+    elif at is not None and after is None:
+        due_ms = time_ms(at)
+    else:
+        raise _which_time()
+    if due_ms > TIME_MS_MAX:
+        raise Misuse("due behind the year 9999: no file and no protocol can say that")
+    return max(due_ms, 1)  # 0 would mean no due time
 
 
 def columns_of(
@@ -151,12 +155,6 @@ def _wait_ms(after: Duration) -> int:
     if isinstance(after, timedelta):
         return -(-after // _MS)
     return math.ceil(round(seconds * 1_000, 6))  # 1.1 s are 1,100 ms, although 1.1 * 1000 is a little more
-
-
-def _sayable(due_ms: int) -> int:
-    if due_ms > TIME_MS_MAX:
-        raise Misuse("due behind the year 9999: no file and no protocol can say that")
-    return max(due_ms, 1)  # 0 would mean no due time
 
 
 def is_far(due_ms: int, clock: Clock) -> bool:

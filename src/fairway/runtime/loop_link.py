@@ -56,12 +56,11 @@ class ChangeWaiters:
 
     async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Return True once a change makes `is_ready` true, False after the timeout."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
                 while not is_ready():
                     self.check()
-                    waiter = loop.create_future()
+                    waiter = asyncio.get_running_loop().create_future()
                     self._waiters.append(waiter)
                     await waiter
         except TimeoutError:

@@ -30,8 +30,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
@@ -289,25 +288,9 @@ class Latch:
         await event.wait()
 
 
-class ConditionVariable:
-    """A lock and a condition. Use `with` to read or to change; `ring` after a change; `wait` for a change."""
+class ConditionVariable(threading.Condition):
+    """A lock, and a wait for changes under it, which takes any timeout."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-
-    def __enter__(self) -> Self:
-        self._changed.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._changed.release()
-
-    def ring(self) -> None:
-        """Announce a change. Call it with the lock."""
-        self._changed.notify_all()
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Release the lock until another thread rings, or until the timeout. Call it with the lock."""
-        self._changed.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+    def wait(self, timeout: float | None = None) -> bool:
+        """Release the lock until another thread notifies, or until the timeout. Call it with the lock."""
+        return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))

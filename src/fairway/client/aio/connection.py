@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar
 
+from fairway.client.client_log import ConnectionLog
 from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
@@ -17,7 +18,6 @@ from fairway.client.core import (
     FIRST_S,
     ClientCore,
     ClientOptions,
-    ConnectionWatch,
     Duration,
     Goal,
     no_answer,
@@ -83,7 +83,7 @@ class AioServerConnection:
         net: Net,
         clock: Clock,
         rng: Rng,
-        watch: ConnectionWatch | None = None,
+        watch: ConnectionLog | None = None,
     ) -> None:
         self._goal = goal
         self._clock = clock

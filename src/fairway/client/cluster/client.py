@@ -42,7 +42,7 @@ class Partitioner(Generic[ConnectionT]):
     In an ordered subject the messages of a key go to one group, the same from every client, and wait for that group.
     """
 
-    __slots__ = ("_at", "_connections", "_names", "connection", "is_due", "is_ordered", "subject", "why")
+    __slots__ = ("_at", "connection", "connections", "is_due", "is_ordered", "names", "subject", "why")
 
     def __init__(self, subject: str, connection: ConnectionT, *, is_due: bool) -> None:
         self.subject = subject
@@ -50,19 +50,9 @@ class Partitioner(Generic[ConnectionT]):
         self.is_ordered = False
         self.connection = connection  # takes messages without a key now
         self.why = ""  # why no group takes messages
-        self._names: tuple[str, ...] = ()
-        self._connections: tuple[ConnectionT, ...] = ()
+        self.names: tuple[str, ...] = ()  # of these groups, in the same order
+        self.connections: tuple[ConnectionT, ...] = ()  # to the groups that take the messages; empty if none is known
         self._at = -1
-
-    @property
-    def connections(self) -> tuple[ConnectionT, ...]:
-        """The connections to the groups that take the subject's messages; empty if none is known."""
-        return self._connections
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of these groups, in the same order."""
-        return self._names
 
     def place(self, route: SubjectRoute, connections: Sequence[ConnectionT], nowhere: ConnectionT) -> None:
         """Use these connections from now on.
@@ -71,7 +61,7 @@ class Partitioner(Generic[ConnectionT]):
         """
         self.is_ordered = route.is_ordered
         self.why = route.why
-        self._names, self._connections = tuple(route.writable), tuple(connections)
+        self.names, self.connections = tuple(route.writable), tuple(connections)
         if not connections:
             self.connection = nowhere
         elif self.connection not in (nowhere, *connections):
@@ -79,10 +69,10 @@ class Partitioner(Generic[ConnectionT]):
 
     def pick(self, key: str | None) -> ConnectionT:
         """The connection for one more message."""
-        if len(self._connections) < 2:
+        if len(self.connections) < 2:
             return self.connection
         if self.is_ordered and key is not None:
-            return self._connections[home(key, self._names)]
+            return self.connections[home(key, self.names)]
         connection = self.connection
         if connection.producing.is_filling(self.subject, self.is_due) and connection.core.line.is_open:
             return connection
@@ -90,24 +80,24 @@ class Partitioner(Generic[ConnectionT]):
 
     def turn(self) -> ConnectionT:
         """Give the turn to the next connection."""
-        if self._connections:
+        if self.connections:
             self.connection = self.next_connection()
         return self.connection
 
     def next_connection(self, key: str | None = None) -> ConnectionT:
         """The next connection that takes messages, or just the next if none does. An ordered key has its own."""
         if self.is_ordered and key is not None:
-            return self._connections[home(key, self._names)]
-        count = len(self._connections)
+            return self.connections[home(key, self.names)]
+        count = len(self.connections)
         turns = [(self._at + step) % count for step in range(1, count + 1)]
-        self._at = next((at for at in turns if self._takes(self._connections[at])), turns[0])
-        return self._connections[self._at]
+        self._at = next((at for at in turns if self._takes(self.connections[at])), turns[0])
+        return self.connections[self._at]
 
     def another(self, connection: ConnectionT) -> ConnectionT | None:
         """Another connection that takes messages now. None if there is none, or if the subject is ordered."""
         if self.is_ordered:
             return None
-        return next((each for each in self._connections if each is not connection and self._takes(each)), None)
+        return next((each for each in self.connections if each is not connection and self._takes(each)), None)
 
     def _takes(self, connection: ConnectionT) -> bool:
         producing = connection.producing
@@ -119,11 +109,11 @@ class Partitioner(Generic[ConnectionT]):
 
     def shares(self, part: MessageSlice) -> dict[ConnectionT, MessageSlice]:
         """Divide messages with keys among the connections, in their order."""
-        if not self.is_ordered or len(self._connections) < 2:
+        if not self.is_ordered or len(self.connections) < 2:
             return {self.pick(None): part}
         found: dict[ConnectionT, list[int]] = {}
         for index, key in enumerate(part.columns["keys"]):
-            connection = self.connection if key is None else self._connections[home(key, self._names)]
+            connection = self.connection if key is None else self.connections[home(key, self.names)]
             found.setdefault(connection, []).append(index)
         return {connection: part.at(places) for connection, places in found.items()}
 

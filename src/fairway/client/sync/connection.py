@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from fairway.client.client_log import ConnectionLog
 from fairway.client.cluster.client import ClusterClient
 from fairway.client.commands import AnswerT, Command, CommandRequest
 from fairway.client.core import (
@@ -21,7 +22,6 @@ from fairway.client.core import (
     FIRST_S,
     ClientCore,
     ClientOptions,
-    ConnectionWatch,
     Duration,
     Goal,
     limit_of,
@@ -134,7 +134,7 @@ class SyncServerConnection:
         clock: Clock,
         rng: Rng,
         new_link: Callable[[Line, Goal], Link],
-        watch: ConnectionWatch | None = None,
+        watch: ConnectionLog | None = None,
     ) -> None:
         self._goal = goal
         self._clock = clock

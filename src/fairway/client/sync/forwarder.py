@@ -51,7 +51,7 @@ class Forwarder(Generic[ItemT]):
         self._clock = RealClock()
         self._watch = ConditionVariable()
         self._is_stopping = self._is_stopped = False
-        self._journal, self._buffer = open_buffer(self._options, self._clock, self._post, self._watch.ring)
+        self._journal, self._buffer = open_buffer(self._options, self._clock, self._post, self._watch.notify_all)
         self._workers = Workers()
         for number in range(self._options.workers):
             self._workers.start(f"fairway-forwarder:{number}", self._work)
@@ -61,7 +61,7 @@ class Forwarder(Generic[ItemT]):
         """Run a completion. A thread of the disk calls this."""
         with self._watch:
             callback(*args)
-            self._watch.ring()
+            self._watch.notify_all()
 
     # --- for users ---------------------------------------------------------------------------------------------------
 
@@ -91,13 +91,13 @@ class Forwarder(Generic[ItemT]):
         self._buffer.check_durable()
         with self._watch:
             self._buffer.persist()
-            if not self._until(lambda: self._buffer.is_kept, seconds_of(timeout)):
+            if not self._watch.wait_for(lambda: self._buffer.is_kept, seconds_of(timeout)):
                 raise TimeoutError(f"not all items are on disk after {timeout} s: {self._buffer.counts()}")
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Wait until every accepted item is sent on or set aside; False: the timeout has passed."""
         with self._watch:
-            return self._until(lambda: self._buffer.is_drained, limit_of(timeout))
+            return self._watch.wait_for(lambda: self._buffer.is_drained, limit_of(timeout))
 
     @property
     def counts(self) -> ForwarderCounts:
@@ -121,13 +121,13 @@ class Forwarder(Generic[ItemT]):
         end_ns = self._clock.monotonic_ns() + int(seconds_of(timeout) * 1e9)
         with self._watch:
             self._is_stopping = True
-            self._until(lambda: self._buffer.is_drained, self._left_s(end_ns))
+            self._watch.wait_for(lambda: self._buffer.is_drained, self._left_s(end_ns))
             self._is_stopped = self._buffer.is_closed = True
-            self._watch.ring()
+            self._watch.notify_all()
         self._workers.join(max(self._left_s(end_ns), 1.0))
         with self._watch:
             self._buffer.persist()
-            is_kept = self._buffer.is_durable and self._until(lambda: self._buffer.is_kept, KEEP_S)
+            is_kept = self._buffer.is_durable and self._watch.wait_for(lambda: self._buffer.is_kept, KEEP_S)
             left = 0 if is_kept else len(list(self._buffer.left()))
         if self._journal is not None:
             self._journal.close(lambda: self._buffer.journals)
@@ -143,16 +143,6 @@ class Forwarder(Generic[ItemT]):
         self.stop()
 
     # --- in the threads ----------------------------------------------------------------------------------------------
-
-    def _until(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until `is_so()`, with `_watch` held; False: the timeout has passed."""
-        end_ns = None if timeout_s is None else self._clock.monotonic_ns() + int(timeout_s * 1e9)
-        while not is_so():
-            left_s = None if end_ns is None else self._left_s(end_ns)
-            if left_s is not None and left_s <= 0:
-                return False
-            self._watch.wait(left_s)
-        return True
 
     def _left_s(self, end_ns: int) -> float:
         return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9

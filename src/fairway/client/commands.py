@@ -92,21 +92,25 @@ def describe(
     return Command(Describe(depth, subject, group, after), Described)
 
 
+def _checked(subject: str, group: str) -> tuple[str, str]:
+    """The names of a subject, or of an inbox or the dead letters of a group, and of a group."""
+    return str(Subject.parse_any(subject)), str(GroupName.parse(group))
+
+
 def seek(subject: str, group: str, to: SeekTarget) -> Command[Sought]:
-    return Command(Seek(str(Subject.parse_any(subject)), str(GroupName.parse(group)), *place_of(to)), Sought)
+    return Command(Seek(*_checked(subject, group), *place_of(to)), Sought)
 
 
 def switch(subject: str, group: str, consumer: str | None, *, is_on: bool) -> Command[Switched]:
     """Pause or resume a group, or one consumer of it."""
     lever = Lever.PAUSE_GROUP if consumer is None else Lever.PAUSE_CONSUMER
     name = "" if consumer is None else str(ConsumerName.parse(consumer))
-    return Command(Switch(lever, is_on, str(Subject.parse_any(subject)), str(GroupName.parse(group)), name), Switched)
+    return Command(Switch(lever, is_on, *_checked(subject, group), name), Switched)
 
 
 def go_on(subject: str, group: str, key: str | None) -> Command[Switched]:
     """Go on with a key that has halted, or with all such keys."""
-    subject, group = str(Subject.parse_any(subject)), str(GroupName.parse(group))
-    return Command(Switch(Lever.HALT_KEY, False, subject, group, key=key), Switched)
+    return Command(Switch(Lever.HALT_KEY, False, *_checked(subject, group), key=key), Switched)
 
 
 def read_only(subject: str, *, is_on: bool) -> Command[Switched]:
@@ -116,13 +120,13 @@ def read_only(subject: str, *, is_on: bool) -> Command[Switched]:
 def weigh(subject: str, group: str, weight: float) -> Command[Done]:
     if not weight > 0:
         raise Misuse(f"a weight of {weight}: it is above 0, and 1 unless set")
-    return Command(Weigh(str(Subject.parse_any(subject)), str(GroupName.parse(group)), float(weight)), Done)
+    return Command(Weigh(*_checked(subject, group), float(weight)), Done)
 
 
 def redrive(subject: str, group: str, ids: Sequence[str | MessageId] | None, rate_per_s: int = 0) -> Command[Redriven]:
     """Give dead letters back to their group: those with these ids, or all."""
     texts = None if ids is None else [str(each) for each in ids]
-    return Command(Redrive(str(Subject.parse_any(subject)), str(GroupName.parse(group)), texts, rate_per_s), Redriven)
+    return Command(Redrive(*_checked(subject, group), texts, rate_per_s), Redriven)
 
 
 def remove_subject(subject: str, *, is_forced: bool) -> Command[Removed]:
@@ -140,9 +144,7 @@ def configure(subject: str, group: str, config: GroupConfig | bytes, expected_ve
         from fairway.groups.config import encode  # most clients never need the package of groups
 
         config = encode(config)
-    return Command(
-        Configure(str(Subject.parse_any(subject)), str(GroupName.parse(group)), config, expected_version), Configured
-    )
+    return Command(Configure(*_checked(subject, group), config, expected_version), Configured)
 
 
 class Scanning:

@@ -161,7 +161,7 @@ def _key_of(message: Message) -> str | None:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-class Sheaf:
+class NamedMessages:
     """The messages of one call, by their names. The first message of a name stands for all of that name."""
 
     def __init__(self, messages: Sequence[Message], naming: Naming) -> None:
@@ -290,42 +290,42 @@ class Claims(ABC):
         return partial(self._handle_async if is_async else self._handle, handler, is_batch)
 
     def _handle(self, handler: Handler, is_batch: bool, messages: Sequence[Message]) -> None:
-        sheaf = Sheaf(messages, self._naming)
+        named = NamedMessages(messages, self._naming)
         key = _keys(messages)
         holder = f"{self._rng.bits(64):016x}"  # this call, and no other
         claimed: set[str] = set()
         try:
-            claimed.update(name for name in sheaf.names if self._claim(key(name), holder))
-            if held := sheaf.sift(claimed):
+            claimed.update(name for name in named.names if self._claim(key(name), holder))
+            if held := named.sift(claimed):
                 handler(held if is_batch else held[0])
         except BaseException:
             for name in claimed:
                 self._drop(key(name), holder)
             raise
-        handed_back = set(sheaf.handed_back)
+        handed_back = set(named.handed_back)
         for name in claimed:
             self._drop(key(name), holder) if name in handed_back else self._finish(key(name))
-        sheaf.settle()
+        named.settle()
 
     async def _handle_async(self, handler: Handler, is_batch: bool, messages: Sequence[Message]) -> None:
-        sheaf = Sheaf(messages, self._naming)
+        named = NamedMessages(messages, self._naming)
         key = _keys(messages)
         holder = f"{self._rng.bits(64):016x}"  # this call, and no other
         claimed: set[str] = set()
         try:
-            for name in sheaf.names:
+            for name in named.names:
                 if await self._claim_async(key(name), holder):
                     claimed.add(name)
-            if held := sheaf.sift(claimed):
+            if held := named.sift(claimed):
                 await handler(held if is_batch else held[0])
         except BaseException:
             for name in claimed:
                 await self._drop_async(key(name), holder)
             raise
-        handed_back = set(sheaf.handed_back)
+        handed_back = set(named.handed_back)
         for name in claimed:
             await (self._drop_async(key(name), holder) if name in handed_back else self._finish_async(key(name)))
-        sheaf.settle()
+        named.settle()
 
 
 def _keys(messages: Sequence[Message]) -> Callable[[str], str]:

@@ -53,7 +53,16 @@ from sqlalchemy.orm import Session
 
 from fairway import limits
 from fairway.client.core import Duration, seconds_of
-from fairway.client.idempotence import NAME_CHARS_MAX, By, Guarded, Handler, Naming, Sheaf, name_of, parameters_of
+from fairway.client.idempotence import (
+    NAME_CHARS_MAX,
+    By,
+    Guarded,
+    Handler,
+    NamedMessages,
+    Naming,
+    name_of,
+    parameters_of,
+)
 from fairway.errors import Misuse
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import AGE_HOLD_MS, Clock, RealClock, Timekeeper
@@ -256,50 +265,50 @@ class SqlInbox:
         return partial(self._handle_async if is_async else self._handle, handler, scope, is_batch)
 
     def _handle(self, handler: Handler, scope: str, is_batch: bool, messages: Sequence[Message]) -> None:
-        sheaf = Sheaf(messages, self._naming)
+        named = NamedMessages(messages, self._naming)
         place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             self.create()
         with self._transaction() as (connection, transaction):
-            if held := sheaf.sift(self._begin(connection, place, sheaf)):
+            if held := named.sift(self._begin(connection, place, named)):
                 with self._scope(scope, connection) as bound:
                     handler(held if is_batch else held[0], bound)
                 _see_that_it_lasts(handler, transaction)
-                self._conclude(connection, handler, place, sheaf)
-        sheaf.settle()
+                self._conclude(connection, handler, place, named)
+        named.settle()
         if self._is_time_to_expire(len(messages)):
             with _tolerating_a_busy_database():
                 self._expire_some()
 
     async def _handle_async(self, handler: Handler, scope: str, is_batch: bool, messages: Sequence[Message]) -> None:
-        sheaf = Sheaf(messages, self._naming)
+        named = NamedMessages(messages, self._naming)
         place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             await self.create_async()
         async with self._transaction_async() as (connection, transaction):
-            if held := sheaf.sift(await connection.run_sync(self._begin, place, sheaf)):
+            if held := named.sift(await connection.run_sync(self._begin, place, named)):
                 async with self._scope_async(scope, connection) as bound:
                     await handler(held if is_batch else held[0], bound)
                 _see_that_it_lasts(handler, transaction)
-                await connection.run_sync(self._conclude, handler, place, sheaf)
-        sheaf.settle()
+                await connection.run_sync(self._conclude, handler, place, named)
+        named.settle()
         if self._is_time_to_expire(len(messages)):
             with _tolerating_a_busy_database():
                 await self._expire_some_async()
 
-    def _begin(self, connection: Connection, place: InboxScope, sheaf: Sheaf) -> set[str]:
+    def _begin(self, connection: Connection, place: InboxScope, named: NamedMessages) -> set[str]:
         connection.info.pop(_FAILED, None)
-        return self._record(connection, place, sheaf.names)
+        return self._record(connection, place, named.names)
 
-    def _conclude(self, connection: Connection, handler: Handler, place: InboxScope, sheaf: Sheaf) -> None:
+    def _conclude(self, connection: Connection, handler: Handler, place: InboxScope, named: NamedMessages) -> None:
         """Run before the commit. After some errors the database has rolled everything back, and a handler that caught
         the error does not notice."""
-        if connection.info.pop(_FAILED, False) and not self._rows.are_there(connection, place, sheaf.held_names):
+        if connection.info.pop(_FAILED, False) and not self._rows.are_there(connection, place, named.held_names):
             raise Misuse(
                 f"{name_of(handler)} went on after an error that rolled back its transaction: do not catch that error, "
                 "or catch it around a savepoint, `begin_nested()`"
             )
-        self._rows.remove(connection, place, sheaf.handed_back)
+        self._rows.remove(connection, place, named.handed_back)
 
     async def close_async(self) -> None:
         """Close the connections of a loop, which must happen on that loop. The engine opens others when used again."""

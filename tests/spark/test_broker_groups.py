@@ -18,6 +18,7 @@ from pyspark.sql.datasource import EqualTo
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import fairway
+from fairway.client.message_states import REPLAY_GROUP
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin_messages import Depth
@@ -493,7 +494,7 @@ def test_archive_of_one_broker_goes_on_in_the_cluster(
     assert (books.is_balanced, books.findings) == (True, [])
     again = replay.ReplayOptions(Picking(("joined",), path, servers.url), "joined.again", servers.url)
     assert replay.run(spark, again).sent == 55
-    said = [dict(row["headers"])[replay.HEADER_GROUP] for row in rows(batch_reader(servers.url, "joined.again"))]
+    said = [dict(row["headers"])[REPLAY_GROUP] for row in rows(batch_reader(servers.url, "joined.again"))]
     assert Counter(said) == {"g1": 35, "g2": 20}, "as the cluster calls it"
     client.send("joined", b"0").result()
     with pytest.raises(readers.DataLoss, match="of another log"):

@@ -14,11 +14,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from fairway.batch import MessageId
+from fairway.client.idempotence import REPLAY_ID
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.frames import MESSAGES
-from fairway.spark.jobs import archive, audit, business_rows, reconcile, replay, server_counts
+from fairway.spark.jobs import archive, audit, business_rows, reconcile, server_counts
 from fairway.spark.jobs.audit import STRETCH, Archive, Whole, holes
 from fairway.spark.jobs.manifest import ArchivedRange
 from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
@@ -134,7 +135,7 @@ def test_what_was_planted_is_found_by_id(spark: SparkSession, url: str, client: 
     twice = str(MessageId(7, 1))
     for _ in range(2):
         send(client, subject, 1, id=twice)
-    send(client, subject, 1, id=good[0], headers={replay.HEADER_ID: "r-1"})  # as it was told to
+    send(client, subject, 1, id=good[0], headers={REPLAY_ID: "r-1"})  # as it was told to
     consume(client, subject, "billing", 3)
     wait_s = max(0.5, 3 * (time.monotonic() - begun_s))  # whatever went well took a third of it at most
     (late,) = send(client, subject, 1)

@@ -1,15 +1,13 @@
 """The history of a message, put together from its place, its copies in inboxes and the events of action logs.
 
-`ActionFollower` reads an action log, and keeps one `Life` for each group, and for each copy of the message in an inbox.
-The words for states are those of `fairway.spark.jobs.message_lifecycle`. `Telling` merges the answers of all broker
-groups into a `Story`.
+`Histories` applies the events of an action log to one `MessageHistory` for each group, and for each copy of the message
+in an inbox (`fairway.client.message_states`). `Telling` merges the answers of all broker groups into a `Story`.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,22 +15,22 @@ import msgspec
 
 from fairway.cli.consume import ShownMessage
 from fairway.cli.trace_search import FoundMessage, ask, copies_of
-from fairway.client.action_log_reader import (
-    SOUGHT,
-    ActionLogReader,
-    Answer,
-    Ids,
-    NameResolver,
-    Resolver,
-    detail_of,
-    event_of,
+from fairway.client.action_log_reader import ActionLogReader, Answer, Ids, NameResolver, Resolver, event_of
+from fairway.client.message_states import (
+    DEAD_ATTEMPTS,
+    RETRYING,
+    MessageHistory,
+    MessageLocation,
+    copied_by,
+    state_without_events,
 )
 from fairway.group_events import ActionKind
 from fairway.groups.attempts import count_of
 from fairway.groups.config import Mode
+from fairway.names import GroupName, Subject
 from fairway.protocol.admin_messages import Index, Indexed, Named, Retrace, Retraced
 from fairway.protocol.messages import Whence
-from fairway.storage.action_log import RANGE_BYTES, ActionHeader, walk
+from fairway.storage.action_log import ActionHeader, walk
 from fairway.storage.record import RecordKind
 
 if TYPE_CHECKING:
@@ -42,15 +40,6 @@ if TYPE_CHECKING:
     from fairway.protocol.admin_messages import GroupDescription
 
 
-WAITING, IN_HAND, RETRYING, ACKED, HANDED_OUT, SKIPPED, UNKNOWN = (
-    "waiting", "in hand", "retrying", "acked", "handed out", "skipped", "unknown",
-)  # fmt: skip
-_AFTER: Final = {
-    "pulled": IN_HAND, "acked": ACKED, "retried": RETRYING, "doubted": RETRYING, "released": "returned",
-    "expired": "returned", "left": "returned", "rejected": "dying", "dead": "dead", "declined": SKIPPED,
-    "skipped": SKIPPED, "lost": "lost", "parked": WAITING,
-}  # fmt: skip
-_DONE: Final = frozenset({ACKED, HANDED_OUT, "dead", SKIPPED, "lost"})
 _CONCERNS: Final = frozenset(
     int(kind)
     for kind in (
@@ -61,157 +50,67 @@ _CONCERNS: Final = frozenset(
 _RANGE: Final = struct.Struct("<QQ")
 
 
-class MessageLocation(NamedTuple):
-    """The place of a message, or of a copy in an inbox."""
+class Histories:
+    """The histories of a message and its copies, in every group that the action log names."""
 
-    subject: str
-    sequence: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """An event in the life of a message."""
-
-    at_ms: int
-    event: str
-    subject: str
-    group_id: int = 0
-    consumer_id: int = 0
-    attempt: int = 0
-    due_ms: int = 0
-    detail: str | None = None
-
-
-@dataclass
-class Life:
-    """The state of one copy in one group, and the events that led there."""
-
-    place: MessageLocation
-    group_id: int
-    state: str = WAITING
-    holder: int = 0
-    due_ms: int = 0
-    pulls: int = 0
-    acks: int = 0
-    acked_ms: int = 0  # the first time
-    steps: list[Step] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        return self.state in _DONE
-
-    def happen(self, event: str, spot: ActionHeader, detail: bytes, *, is_at_most_once: bool = False) -> None:
-        """Apply an event that names the message."""
-        self.state = HANDED_OUT if event == "pulled" and is_at_most_once else _AFTER[event]
-        self.holder = spot.consumer_id if self.state == IN_HAND else 0
-        self.due_ms = max(spot.due_ms, 0)
-        self.pulls += event == "pulled"
-        if event == "acked":
-            self.acks += 1
-            self.acked_ms = self.acked_ms or spot.time_ms
-        self._note(event, spot, detail_of(spot.kind, spot.lot, detail))
-
-    def part(self, event: str, spot: ActionHeader) -> None:
-        """Apply the end of a consumer: it has left, or its lease has expired."""
-        if self.holder == spot.consumer_id and self.state == IN_HAND:
-            self.state, self.holder = _AFTER[event], 0
-            self._note(event, spot, None)
-
-    def move(self, event: str, spot: ActionHeader) -> None:
-        """Apply a move of the group's cursor, or the removal of the group: in-flight messages are forgotten."""
-        is_to_come = event == SOUGHT and spot.lot <= self.place.sequence
-        after = WAITING if is_to_come else self.state if self.is_done else SKIPPED
-        if after != self.state:
-            self.state, self.holder, self.due_ms = after, 0, 0
-            self._note(event, spot, None)
-
-    def _note(self, event: str, spot: ActionHeader, detail: str | None) -> None:
-        due_ms = max(spot.due_ms, 0)
-        self.steps.append(
-            Step(spot.time_ms, event, self.place.subject, self.group_id, spot.consumer_id, spot.attempt, due_ms, detail)
-        )
-
-
-class ActionFollower:
-    """Reads the action log from the time that a message was stored, until all awaited groups are done with it."""
-
-    def __init__(
-        self, trail: ActionLogReader, names: NameResolver, resolver: Resolver, places: Iterable[MessageLocation]
-    ) -> None:
-        self._trail = trail
+    def __init__(self, names: NameResolver, resolve: Callable[[Ids], None], places: Iterable[MessageLocation]) -> None:
+        """`resolve` fetches names; called before they are looked up."""
         self._names = names
-        self._resolver = resolver
+        self._resolve = resolve
         self._sequences: dict[str, list[int]] = {}
         for each in places:
             self._sequences.setdefault(each.subject, []).append(each.sequence)
-        self._meant: dict[
-            int, tuple[str, list[int]] | None
-        ] = {}  # by the number of the subject; None: not a subject of the message
-        self._lives: dict[tuple[int, int], list[Life]] = {}  # by the numbers of subject and group
+        self._meant: dict[int, list[MessageLocation]] = {}  # by the number of the subject; empty: of another message
+        self._found: dict[tuple[int, int], list[MessageHistory]] = {}  # by the numbers of subject and group
 
-    def follow(self, since_ms: int, awaited: Mapping[MessageLocation, Iterable[str]], *, is_to_end: bool) -> list[Life]:
-        """Read until the `awaited` groups are done with each place; `is_to_end`: to the end of the log."""
-        begin = self._trail.look(Whence.TIME, since_ms)
-        for each in self._trail.records(begin.segment_base, begin.committed_end):
-            if each.header.kind == RecordKind.NAMES:
-                self._resolver.meet(each)
-            elif each.header.kind == RecordKind.ACTIONS and each.header.appended_ms >= since_ms:
-                self._resolver.meet(each)
-                if self._take(each.body) and not is_to_end and self._is_over(awaited):
-                    break
-        return [life for lives in self._lives.values() for life in lives]
+    def __iter__(self) -> Iterator[MessageHistory]:
+        return (each for found in self._found.values() for each in found)
 
-    def _take(self, body: bytes) -> bool:
+    def apply(self, body: bytes) -> bool:
         """Apply the actions of a record; returns whether one of them concerns the message."""
         is_concerned = False
-        for spot in walk(body):
-            if spot.kind in _CONCERNS:
-                lives = self._lives_of(spot.subject_id, spot.group_id)
-                if lives:
-                    is_concerned |= self._tell(lives, spot, body)
+        for action in walk(body):
+            if action.kind in _CONCERNS:
+                is_concerned |= self._apply(action, body)
         return is_concerned
 
-    def _tell(self, lives: list[Life], spot: ActionHeader, body: bytes) -> bool:
-        detail = body[spot.detail_at : spot.detail_at + spot.detail_bytes]
-        event = event_of(spot.kind, spot.due_ms, spot.lot, detail)
-        before = sum(len(life.steps) for life in lives)
-        is_once = self._names.modes.get(spot.group_id) is Mode.AT_MOST_ONCE
-        for life in lives:
-            if spot.ranges:
-                if any(first <= life.place.sequence < first + count for first, count in _ranges(body, spot)):
-                    life.happen(event, spot, detail, is_at_most_once=is_once)
-            elif spot.consumer_id:
-                life.part(event, spot)
+    def _apply(self, action: ActionHeader, body: bytes) -> bool:
+        histories = self._of(action.subject_id, action.group_id)
+        if not histories:
+            return False
+        detail = body[action.detail_at : action.detail_at + action.detail_bytes]
+        event = event_of(action.kind, action.due_ms, action.lot, detail)
+        before = sum(len(each.events) for each in histories)
+        is_once = self._names.modes.get(action.group_id) is Mode.AT_MOST_ONCE
+        for each in histories:
+            if action.ranges:
+                if any(first <= each.place.sequence < first + count for first, count in _ranges(body, action)):
+                    each.apply(event, action, detail, is_at_most_once=is_once)
+            elif action.consumer_id:
+                each.end_consumer(event, action)
             else:
-                life.move(event, spot)
-        return sum(len(life.steps) for life in lives) > before
+                each.move_cursor(event, action)
+        return sum(len(each.events) for each in histories) > before
 
-    def _lives_of(self, subject_id: int, group_id: int) -> list[Life]:
+    def _of(self, subject_id: int, group_id: int) -> list[MessageHistory]:
         if subject_id not in self._meant:
-            self._resolver.resolve(Ids({subject_id}, set(), set()))
+            self._resolve(Ids({subject_id}, set(), set()))
             name = self._names.subjects.get(subject_id, "")
-            self._meant[subject_id] = (name, self._sequences[name]) if name in self._sequences else None
-        meant = self._meant[subject_id]
-        if meant is None:
-            return []
-        if (subject_id, group_id) not in self._lives:
-            name, sequences = meant
-            self._resolver.resolve(Ids(set(), {group_id}, set()))
-            self._lives[subject_id, group_id] = [Life(MessageLocation(name, each), group_id) for each in sequences]
-        return self._lives[subject_id, group_id]
+            self._meant[subject_id] = [MessageLocation(name, each) for each in self._sequences.get(name, ())]
+        places = self._meant[subject_id]
+        if places and (subject_id, group_id) not in self._found:
+            self._resolve(Ids(set(), {group_id}, set()))
+            self._found[subject_id, group_id] = [MessageHistory(each, group_id) for each in places]
+        return self._found[subject_id, group_id] if places else []
 
-    def _is_over(self, awaited: Mapping[MessageLocation, Iterable[str]]) -> bool:
-        done = {
-            (life.place, self._names.group(life.group_id))
-            for lives in self._lives.values()
-            for life in lives
-            if life.is_done
-        }
+    def are_done(self, awaited: Mapping[MessageLocation, Iterable[str]]) -> bool:
+        """Whether the awaited groups are done with each place."""
+        done = {(each.place, self._names.group(each.group_id)) for each in self if each.is_done}
         return all((place, group) in done for place, groups in awaited.items() for group in groups)
 
 
-def _ranges(body: bytes, spot: ActionHeader) -> Iterator[tuple[int, int]]:
-    return _RANGE.iter_unpack(body[spot.ranges_at : spot.ranges_at + spot.ranges * RANGE_BYTES])
+def _ranges(body: bytes, action: ActionHeader) -> Iterator[tuple[int, int]]:
+    return _RANGE.iter_unpack(body[action.ranges_at : action.detail_at])
 
 
 class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -260,11 +159,11 @@ class _BrokerPart(NamedTuple):
     groups: dict[str, GroupDescription]
     copies: dict[str, list[ShownMessage]]  # by the group that they are for
     names: NameResolver
-    lives: list[Life]
+    histories: list[MessageHistory]
     from_ms: int  # the begin of its action log
 
-    def lives_in(self, group: str) -> list[Life]:
-        return [life for life in self.lives if self.names.group(life.group_id) == group]
+    def histories_in(self, group: str) -> list[MessageHistory]:
+        return [each for each in self.histories if self.names.group(each.group_id) == group]
 
 
 class Telling:
@@ -292,7 +191,8 @@ class Telling:
     def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _BrokerPart:
         state = next((each for each in home.subjects if each.name == subject), None)
         groups = {} if state is None else {each.name: each for each in state.groups}
-        copies = {group: list(copies_of(home.client, self._id, f"inbox:{group}:{subject}")) for group in groups}
+        inboxes = {group: Subject.inbox(GroupName(group), Subject(subject)) for group in groups}
+        copies = {group: list(copies_of(home.client, self._id, inbox)) for group, inbox in inboxes.items()}
         places: dict[MessageLocation, list[str]] = {}
         if message is not None:
             places[MessageLocation(subject, message.sequence)] = list(groups)
@@ -317,19 +217,27 @@ def _is_ahead(client: Client, message: ShownMessage) -> bool:
 
 def _follow(
     client: Client, since_ms: int, places: Mapping[MessageLocation, list[str]], *, is_to_end: bool
-) -> tuple[NameResolver, list[Life], int]:
-    """The events of an action log, and the time from which the log has any."""
+) -> tuple[NameResolver, list[MessageHistory], int]:
+    """The histories of the places, and the time from which the action log has events. The log is read from the time
+    that the message was stored until the groups of each place are done with it; `is_to_end`: to its end."""
 
     def retrace(asked: Retrace) -> Answer:
         return lambda: ask(client, asked, Retraced)
 
-    trail, names = ActionLogReader(retrace, None, is_strict=False), NameResolver()
-    begin = trail.look(Whence.TIME, since_ms).segment_base
-    resolver = Resolver(lambda asked: ask(client, asked, Named), trail, names, begin)
-    lives = ActionFollower(trail, names, resolver, places).follow(since_ms, places, is_to_end=is_to_end)
-    consumers = {(each.group_id, each.consumer_id) for life in lives for each in life.steps if each.consumer_id}
+    log, names = ActionLogReader(retrace, None, is_strict=False), NameResolver()
+    begin = log.look(Whence.TIME, since_ms)
+    resolver = Resolver(lambda asked: ask(client, asked, Named), log, names, begin.segment_base)
+    histories = Histories(names, resolver.resolve, places)
+    for each in log.records(begin.segment_base, begin.committed_end):
+        is_action = each.header.kind == RecordKind.ACTIONS and each.header.appended_ms >= since_ms
+        if is_action or each.header.kind == RecordKind.NAMES:
+            resolver.meet(each)
+        if is_action and histories.apply(each.body) and not is_to_end and histories.are_done(places):
+            break
+    found = list(histories)
+    consumers = {(of.group_id, each.consumer_id) for of in found for each in of.events if each.consumer_id}
     resolver.resolve(Ids(set(), set(), consumers))
-    return names, lives, trail.told_from_ms()
+    return names, found, log.told_from_ms()
 
 
 # --- the timeline -----------------------------------------------------------------------------------------------------
@@ -344,14 +252,12 @@ def _in_order(parts: Sequence[_BrokerPart]) -> list[TimelineEvent]:
         subject = "" if part.message is None else part.message.subject
         if part.message is not None and part is not main:
             events.append(TimelineEvent(part.message.appended_at, "stored", broker_group=elsewhere))
-        lives = sorted(part.lives, key=lambda life: life.place.subject != subject)
-        own = [life for life in lives if life.place.subject == subject]
         earlier = _earlier_attempts(part)
-        events += [each for life in own for each in _events(life, part.names, subject, elsewhere, earlier)]
+        own = [each for each in part.histories if each.place.subject == subject]
+        of_copies = [each for each in part.histories if each.place.subject != subject]
+        events += [each for history in own for each in _events(history, part.names, subject, elsewhere, earlier)]
         events += [_copied(each, group, elsewhere) for group in part.copies for each in part.copies[group]]
-        events += [
-            each for life in lives[len(own) :] for each in _events(life, part.names, subject, elsewhere, earlier)
-        ]
+        events += [each for history in of_copies for each in _events(history, part.names, subject, elsewhere, earlier)]
     return sorted(events, key=lambda each: each.at)
 
 
@@ -361,9 +267,7 @@ def _beginning(message: ShownMessage) -> list[TimelineEvent]:
 
 def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> TimelineEvent:
     """The event of a copy into the inbox of a group."""
-    is_redriven = "fairway.dead.sequence" in copy.headers
-    word = "redriven" if is_redriven else "replayed" if "fairway.replay.id" in copy.headers else "sent again"
-    return TimelineEvent(copy.appended_at, word, group, subject=copy.subject, broker_group=elsewhere)
+    return TimelineEvent(copy.appended_at, copied_by(copy.headers), group, subject=copy.subject, broker_group=elsewhere)
 
 
 def _earlier_attempts(part: _BrokerPart) -> dict[MessageLocation, int]:
@@ -372,27 +276,31 @@ def _earlier_attempts(part: _BrokerPart) -> dict[MessageLocation, int]:
         MessageLocation(copy.subject, copy.sequence): before
         for copies in part.copies.values()
         for copy in copies
-        if (before := count_of(copy.headers.get("fairway.dead.attempts", "")))
+        if (before := count_of(copy.headers.get(DEAD_ATTEMPTS, "")))
     }
 
 
 def _events(
-    life: Life, names: NameResolver, subject: str, elsewhere: str | None, earlier: Mapping[MessageLocation, int]
+    history: MessageHistory,
+    names: NameResolver,
+    subject: str,
+    elsewhere: str | None,
+    earlier: Mapping[MessageLocation, int],
 ) -> list[TimelineEvent]:
-    before = earlier.get(life.place, 0)
+    place, group_id = history.place, history.group_id
     return [
         TimelineEvent(
             moment_of(each.at_ms),
             each.event,
-            names.group(each.group_id),
-            names.consumer(each.group_id, each.consumer_id),
-            before + each.attempt if each.attempt else None,
+            names.group(group_id),
+            names.consumer(group_id, each.consumer_id),
+            earlier.get(place, 0) + each.attempt if each.attempt else None,
             moment_of(each.due_ms) if each.due_ms else None,
             each.detail,
-            None if each.subject == subject else each.subject,
+            None if place.subject == subject else place.subject,
             elsewhere,
         )
-        for each in life.steps
+        for each in history.events
     ]
 
 
@@ -406,7 +314,7 @@ def _in_groups(part: _BrokerPart, parts: Sequence[_BrokerPart]) -> list[InGroup]
     told = [part, *(each for each in parts if each.message is None and part is parts[0])]
     names = {
         *part.groups,
-        *(each.names.group(life.group_id) or "" for each in told for life in each.lives if life.steps),
+        *(each.names.group(history.group_id) or "" for each in told for history in each.histories if history.events),
     }
     return [_in_group(name, part.message, part, told) for name in sorted(names)]
 
@@ -415,30 +323,23 @@ def _in_group(name: str, message: ShownMessage, part: _BrokerPart, told: Sequenc
     """The state in a group: the last copy decides."""
     copies = [(each, copy) for each in told for copy in each.copies.get(name, [])]
     where, latest = max(copies, key=lambda each: each[1].appended_at, default=(part, message))
-    lives = [life for each in told for life in each.lives_in(name)]
+    histories = [history for each in told for history in each.histories_in(name)]
     place = (latest.subject, latest.sequence)
-    last = next((life for life in where.lives_in(name) if life.place == place and life.steps), None)
-    state = last.state if last is not None else _untold(message, part, None if copies else part.groups.get(name))
-    acked = [life.acked_ms for life in lives if life.acked_ms]
+    last = next((each for each in where.histories_in(name) if each.place == place and each.events), None)
+    group = None if copies else part.groups.get(name)
+    cursor = None if group is None else group.cursor
+    appended_ms = ms_of(message.appended_at)
+    state = last.state if last else state_without_events(message.sequence, cursor, appended_ms, part.from_ms)
+    acked = [each.acked_ms for each in histories if each.acked_ms]
     return InGroup(
         name,
         state,
-        sum(life.pulls for life in lives),
-        sum(life.acks for life in lives),
+        sum(each.pulls for each in histories),
+        sum(each.acks for each in histories),
         moment_of(last.due_ms) if last is not None and last.due_ms and state == RETRYING else None,
         min(acked) - ms_of(message.created_at) if acked else None,
         part.broker_group,
     )
-
-
-def _untold(message: ShownMessage, part: _BrokerPart, group: GroupDescription | None) -> str:
-    """The state of a message without events: the group's cursor tells whether the message is still to come.
-
-    The log records what a filter skips only when the group delivers a later message.
-    """
-    if group is None or group.cursor <= message.sequence:
-        return WAITING
-    return SKIPPED if part.from_ms <= ms_of(message.appended_at) else UNKNOWN
 
 
 def moment_of(ms: int) -> datetime:

@@ -16,6 +16,7 @@ delayed_messages      due times, requests about delayed messages, and `client.de
 taken_messages        the settings of a consumer, and the messages that it has taken and not yet given to the program
 client_log            what clients write into the log: connections, dead letters, delayed joins
 action_log_reader     reads a broker's action log from afar, with the names of groups and consumers
+message_states        the states of a message in a group, and which event leads to which state
 app                   `fairway.App`: runs handlers until the program ends
 handler_results       how the end of a handler settles its messages: `Retry`, `Reject`
 idempotence           inboxes, which let an effect happen once

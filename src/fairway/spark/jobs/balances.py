@@ -23,19 +23,13 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.jobs import message_lifecycle
+from fairway.client import message_states
 from fairway.spark.jobs.findings import DUPLICATE, MISSING
 
 SUBJECT_COUNTS: Final = ("sent", "stored", "scheduled", "unsent", "missing", "duplicates")
 GROUP_COUNTS: Final = ("delivered", "acked", "retried", "dead", "outstanding", "skipped", "lost", "late", "stuck")
 LATENCIES: Final = ("ack_p50_ms", "ack_p95_ms", "ack_p99_ms", "total_p50_ms", "total_p95_ms", "total_p99_ms")
 HELD: Final = "held"  # handed out and not settled, without redriven messages: the broker counts the same
-_HELD: Final = (
-    message_lifecycle.IN_HAND,
-    message_lifecycle.RETURNED,
-    message_lifecycle.RETRYING,
-    message_lifecycle.DYING,
-)
 _SHARES: Final = (0.5, 0.95, 0.99)
 _FINE: Final = 10_000  # a percentile is right to a ten-thousandth of the rank
 
@@ -95,15 +89,15 @@ def _measures() -> list[Column]:
     ack_ms = F.unix_millis("acked_at") - F.unix_millis("appended_at")
     return [
         F.count_if(F.col("pulls") > 0).alias("delivered"),
-        F.count_if(state.isin(message_lifecycle.ACKED, message_lifecycle.HANDED_OUT)).alias("acked"),
+        F.count_if(state.isin(message_states.ACKED, message_states.HANDED_OUT)).alias("acked"),
         F.count_if(F.exists("attempts", lambda each: each["outcome"] == "retried")).alias("retried"),
-        F.count_if(state == message_lifecycle.DEAD).alias("dead"),
-        F.count_if(state.isin(*message_lifecycle.OPEN)).alias("outstanding"),
-        F.count_if(state.isin(message_lifecycle.SKIPPED, message_lifecycle.UNKNOWN)).alias("skipped"),
-        F.count_if(state == message_lifecycle.LOST).alias("lost"),
+        F.count_if(state == message_states.DEAD).alias("dead"),
+        F.count_if(state.isin(*message_states.OPEN)).alias("outstanding"),
+        F.count_if(state.isin(message_states.SKIPPED, message_states.UNKNOWN)).alias("skipped"),
+        F.count_if(state == message_states.LOST).alias("lost"),
         F.count("late").alias("late"),
         F.count("stuck").alias("stuck"),
-        F.count_if(state.isin(*_HELD) & (F.col("redrives") == 0)).alias(HELD),
+        F.count_if(state.isin(*message_states.HELD) & (F.col("redrives") == 0)).alias(HELD),
         _percentiles(ack_ms).alias("ack"),
         _percentiles(F.col("total_ms")).alias("total"),
     ]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.jobs.message_lifecycle import ACKED, IN_HAND, RETRYING, RETURNED, WAITING
+from fairway.client.message_states import ACKED, IN_HAND, RETRYING, RETURNED, WAITING
 from fairway.spark.server_groups import BROKER_GROUP
 
 MISSING, DUPLICATE, LATE, STUCK = "missing", "duplicate", "late", "stuck"

@@ -4,7 +4,7 @@
 
     subject, broker_group, sequence, id, key, created_at, appended_at     the message, as the source has it
     group             each group that the subject has now, and a removed group that had to do with the message
-    state             one word, see below
+    state             one word, see `fairway.client.message_states`
     attempts          array of (attempt, consumer, pulled_at, ended_at, outcome, reason), in order. The outcome is
                       what ended it: acked, retried, rejected, released (handed back, or the consumer left), expired
                       (held too long, or its lease ended), doubted (a power cut), forgotten (the cursor was moved, or
@@ -19,19 +19,6 @@
     wait_ms           from storing to the first time it was handed out
     handling_ms       from being handed out to its first ack, of that attempt alone
     total_ms          from its creation, by the producer's clock, to its first ack
-
-The states:
-
-    waiting           not handed out yet; or to come again, because the cursor was moved back or it was redriven
-    in hand           with a consumer
-    returned          handed back, or taken from a consumer: the next pull gets it
-    retrying          failed, and waits for `due_at`
-    acked             done
-    handed out        done, too: the group is at-most-once
-    dying, dead       on its way to dead letters, and there
-    skipped           not for this group: without its tags, before its beginning, or the cursor was moved past it
-    lost              retention took it before the group had it
-    unknown           below the group's cursor, and older than the action log
 
 A message that was redriven, or replayed to one group, is one row, that of the original. A header of the copy in the
 group's inbox names the original's place. A message that was sent to one group and has no original is a row of the inbox
@@ -51,45 +38,44 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
+from fairway.client.message_states import (
+    DEAD_SEQUENCE,
+    DEAD_SUBJECT,
+    DONE_BY,
+    ENDS_CONSUMER,
+    HANDED_OUT,
+    IN_HAND,
+    MOVES_CURSOR,
+    REPLAY_GROUP,
+    REPLAY_SEQUENCE,
+    REPLAY_SUBJECT,
+    RETRYING,
+    RETURNED,
+    SKIPPED,
+    STATE_AFTER,
+    UNKNOWN,
+    WAITING,
+)
 from fairway.errors import Misuse
 from fairway.groups.config import Mode
 from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.events.frames import EVENTS
-from fairway.spark.jobs import archive_log, replay
+from fairway.spark.jobs import archive_log
 from fairway.spark.jobs import selection as pickings
 from fairway.spark.jobs.broker_status import ConsumptionStatus, look
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.server_groups import SubjectPart
 
-WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT = (
-    "waiting", "in hand", "returned", "retrying", "acked", "handed out",
-)  # fmt: skip
-DYING, DEAD, SKIPPED, LOST, UNKNOWN = "dying", "dead", "skipped", "lost", "unknown"
-STATES: Final = (
-    WAITING, IN_HAND, RETURNED, RETRYING, ACKED, HANDED_OUT, DYING, DEAD, SKIPPED, LOST, UNKNOWN,
-)  # fmt: skip
-OPEN: Final = frozenset({WAITING, IN_HAND, RETURNED, RETRYING, DYING})  # not final
-
 _PLACE: Final = ("subject", "broker_group", "group")
 _KEY: Final = (*_PLACE, "sequence")
 _MESSAGE: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
 # Headers of a copy that name the original: its subject, and its sequence there.
-_ORIGINS: Final = (
-    ("fairway.dead.subject", "fairway.dead.sequence"),
-    (replay.HEADER_SUBJECT, replay.HEADER_SEQUENCE),
-)
+_ORIGINS: Final = ((DEAD_SUBJECT, DEAD_SEQUENCE), (REPLAY_SUBJECT, REPLAY_SEQUENCE))
 
-# Events that settle messages; and events that concern all that a consumer, or a group, holds.
-_SETTLED: Final = (
-    "acked", "retried", "released", "rejected", "doubted", "expired", "dead", "declined", "skipped", "lost",
-)  # fmt: skip
-_MOVED: Final = ("sought", "removed")
-_ENDED: Final = ("left", "expired", *_MOVED)
-_AFTER: Final = {  # the state that the last event leaves
-    "pulled": IN_HAND, "acked": ACKED, "retried": RETRYING, "doubted": RETRYING, "released": RETURNED,
-    "expired": RETURNED, "rejected": DYING, "dead": DEAD, "declined": SKIPPED, "skipped": SKIPPED, "lost": LOST,
-}  # fmt: skip
+# Events that name messages, beside `pulled`; and events that concern all that a consumer, or a group, holds.
+_NAMED: Final = tuple(event for event in STATE_AFTER if event not in {"pulled", "left"})
+_ENDED: Final = (*ENDS_CONSUMER, *MOVES_CURSOR)
 _ENDINGS: Final = {"left": "released", "expired": "expired", "sought": "forgotten", "removed": "forgotten"}
 _BEYOND: Final = (1 << 63) - 1  # above every sequence
 _COLUMNS: Final = (
@@ -131,6 +117,17 @@ def lives(
     extents = {**consumption.extents, **_archived_extents(spark, picking, consumption)}
     messages = _messages(spark, picking, consumption)
     events = _events(spark, picking, consumption, wanted)
+    return followed(spark, messages, events, consumption, extents)
+
+
+def followed(
+    spark: SparkSession,
+    messages: DataFrame,
+    events: DataFrame,
+    consumption: ConsumptionStatus,
+    extents: Mapping[SubjectPart, SubjectExtent],
+) -> DataFrame:
+    """The rows of `lives`, from messages that were read, and their events."""
     known = _groups(events, consumption)
     holds = _holds(events, with_moves=any(each.is_moved_later for each in known))
     acts = _acts(_each(holds, _extents(spark, extents)))
@@ -187,7 +184,7 @@ def _home_group() -> Column:
     """The broker group of a copy's original: for a redriven copy its own, for a replayed one that of a header."""
     headers, own = F.col("headers"), F.col("broker_group")
     is_redriven = F.coalesce(headers[_ORIGINS[0][0]] == F.col("owner"), F.lit(False))
-    return F.when(is_redriven, own).otherwise(F.coalesce(headers[replay.HEADER_GROUP], own))
+    return F.when(is_redriven, own).otherwise(F.coalesce(headers[REPLAY_GROUP], own))
 
 
 def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
@@ -215,13 +212,13 @@ def _events(
     if groups is not None:
         options["group"] = ",".join(sorted(groups))
     read = spark.read.format("fairway.events").options(**options).load()
-    kinds = ("pulled", "configured", *_SETTLED, *_ENDED)
+    kinds = {"configured", *STATE_AFTER, *_ENDED}
     return read.filter(F.col("event").isin(*kinds) & F.col("group").isNotNull()).localCheckpoint()
 
 
 def _groups(events: DataFrame, consumption: ConsumptionStatus) -> list[_Group]:
     """The present and the removed groups: few enough for the driver."""
-    position, is_moved = F.col("position"), F.col("event").isin(*_MOVED)
+    position, is_moved = F.col("position"), F.col("event").isin(*MOVES_CURSOR)
     to = F.when(F.col("event") == "removed", F.lit(_BEYOND)).otherwise(F.col("first_sequence"))
     told = events.groupBy(*_PLACE).agg(
         F.max(F.when(is_moved, F.struct("position", to.alias("to")))).alias("moved"),
@@ -263,7 +260,7 @@ def _holds(events: DataFrame, *, with_moves: bool) -> DataFrame:
     and a frame that shrinks is not."""
     pulled = events.filter(F.col("event") == "pulled")
     is_whole = F.col("first_sequence").isNull() | (F.col("event") == "sought")  # concerns no range
-    of_groups = F.col("event").isin(*_MOVED)
+    of_groups = F.col("event").isin(*MOVES_CURSOR)
     all_ended = events.filter(F.col("event").isin(*_ENDED) & is_whole)
     ended = all_ended.filter(~of_groups)
     if with_moves:
@@ -275,10 +272,8 @@ def _holds(events: DataFrame, *, with_moves: bool) -> DataFrame:
     backwards = Window.partitionBy(*_PLACE, "consumer").orderBy(F.desc("position"))
     until_here = backwards.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     marked = marked.withColumn("ending", F.last("ending", ignorenulls=True).over(until_here))
-    settled = events.filter(F.col("event").isin(*_SETTLED) & F.col("first_sequence").isNotNull())
-    return marked.filter(F.col("event") == "pulled").unionByName(
-        settled.withColumn("ending", F.lit(None).cast(_ENDING))
-    )
+    named = events.filter(F.col("event").isin(*_NAMED) & F.col("first_sequence").isNotNull())
+    return marked.filter(F.col("event") == "pulled").unionByName(named.withColumn("ending", F.lit(None).cast(_ENDING)))
 
 
 def _each(holds: DataFrame, extents: DataFrame) -> DataFrame:
@@ -331,22 +326,21 @@ def _acts(each: DataFrame) -> DataFrame:
 
 
 def _state() -> Column:
-    """The state of one copy. An event notes the messages that a filter passes over only when something behind them is
-    handed out; the broker's cursor is beyond them already."""
+    """The state of one copy, by the rules of `fairway.client.message_states`."""
     last, sequence = F.col("last.event"), F.col("sequence")
     is_older = F.col("last").isNull() | (F.col("last.position") < F.col("moved_at"))
     is_moved = F.col("moved_at").isNotNull() & is_older
-    is_settled = last.isin("acked", "dead", "declined", "skipped", "lost")
+    is_done = last.isin(*DONE_BY)
     is_once = F.col("is_once") & (last == "pulled")
     is_told = F.unix_millis("appended_at") >= F.col("told_from_ms")
     return (
         F.when(is_moved & (sequence >= F.col("moved_to")), F.lit(WAITING))
-        .when(is_moved & F.coalesce(~is_settled & ~is_once, F.lit(True)), F.lit(SKIPPED))
+        .when(is_moved & F.coalesce(~is_done & ~is_once, F.lit(True)), F.lit(SKIPPED))
         .when(last.isNull() & (sequence < F.col("cursor")), F.when(is_told, F.lit(SKIPPED)).otherwise(F.lit(UNKNOWN)))
         .when(last.isNull(), F.lit(WAITING))
         .when(is_once, F.lit(HANDED_OUT))
         .when((last == "pulled") & F.col("last.ending").isNotNull(), F.lit(RETURNED))
-        .otherwise(_translated(last, _AFTER))
+        .otherwise(_translated(last, STATE_AFTER))
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
+from fairway.client.idempotence import REPLAY_ID
 from fairway.errors import Misuse
 from fairway.spark.jobs import (
     archive_log,
@@ -20,7 +21,6 @@ from fairway.spark.jobs import (
     business_rows,
     findings,
     producer_buffers,
-    replay,
     server_counts,
 )
 from fairway.spark.jobs.audit import Archive, Whole, holes
@@ -139,7 +139,7 @@ class Reconciling:
             return None
         place = ["subject", "broker_group", "sequence"]
         replayed = self._scope.log((*place, "headers"))
-        replayed = replayed.filter(F.col("headers").getItem(replay.HEADER_ID).isNotNull())
+        replayed = replayed.filter(F.col("headers").getItem(REPLAY_ID).isNotNull())
         return copies.join(replayed.select(*place), place, "left_anti")
 
     def _archive(self) -> Archive | None:

@@ -30,6 +30,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client.idempotence import REPLAY_ID
+from fairway.client.message_states import REPLAY_GROUP, REPLAY_SEQUENCE, REPLAY_SUBJECT
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.names import GroupName, Subject
 from fairway.protocol.admin_messages import Depth, Describe, Described
@@ -64,10 +65,6 @@ class Cap:
 
 VERSION: Final = 1
 SLICE_ROWS: Final = 100_000  # sent by one Spark job, which costs about 0.3 s in any case
-HEADER_ID: Final = REPLAY_ID  # an inbox adds it to the message's name
-HEADER_SUBJECT: Final = "fairway.replay.subject"  # where the message was
-HEADER_SEQUENCE: Final = "fairway.replay.sequence"
-HEADER_GROUP: Final = "fairway.replay.broker_group"  # in a cluster
 _ORDER: Final = ("appended_at", "subject", "broker_group", "sequence")
 _SENT: Final = ("payload", "key", "tags", "headers", "id", "created_at")
 _NAP_S: Final = 0.5  # the time within which a waiting job reacts to a request to end
@@ -263,16 +260,16 @@ class _ReplayRun:
 
     def _marked(self) -> Column:
         """The headers, with the message's origin in place of what an earlier replay wrote there."""
-        ours = (HEADER_ID, HEADER_SUBJECT, HEADER_SEQUENCE, HEADER_GROUP)
+        ours = (REPLAY_ID, REPLAY_SUBJECT, REPLAY_SEQUENCE, REPLAY_GROUP)
         own = F.map_filter("headers", lambda name, _: ~name.isin(*ours))
         empty = F.expr("cast(map() as map<string, string>)")
         mark = F.create_map(
-            F.lit(HEADER_ID), F.lit(self._id),
-            F.lit(HEADER_SUBJECT), F.col("subject"),
-            F.lit(HEADER_SEQUENCE), F.col("sequence").cast("string"),
+            F.lit(REPLAY_ID), F.lit(self._id),
+            F.lit(REPLAY_SUBJECT), F.col("subject"),
+            F.lit(REPLAY_SEQUENCE), F.col("sequence").cast("string"),
         )  # fmt: skip
         group = F.col("broker_group")
-        where = F.when(group == BROKER_GROUP, empty).otherwise(F.create_map(F.lit(HEADER_GROUP), group))
+        where = F.when(group == BROKER_GROUP, empty).otherwise(F.create_map(F.lit(REPLAY_GROUP), group))
         return F.map_concat(F.coalesce(own, empty), mark, where)
 
     def _slices(self) -> list[RowSlice]:

@@ -29,6 +29,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client import core
+from fairway.client.message_states import DONE_BY
 from fairway.client.sync import client as sync
 from fairway.client.url import parse_any as parse_url
 from fairway.errors import Misuse
@@ -43,7 +44,6 @@ from fairway.spark.server_groups import BROKER_GROUP
 COLUMNS: Final = (
     "event", "subject", "broker_group", "group", "first_sequence", "count", "at", "position", "detail"
 )  # fmt: skip  # of events
-_DONE: Final = ("acked", "dead", "declined", "skipped", "lost")
 _SETTLED: Final = ("acked", "retried", "released", "rejected", "doubted", "expired", "dead")
 
 
@@ -109,7 +109,7 @@ def summed(events: DataFrame, window_ms: int) -> DataFrame:
         F.max_by("detail", F.when(F.col("event") == "configured", F.col("position"))).alias("mode"),
         _counted("produced").alias("stored"),
         *(_counted(name).alias(name) for name in ("pulled", "acked", "retried", "dead")),
-        _counted(*_DONE).alias("done"),
+        _counted(*DONE_BY).alias("done"),
         _counted(*_SETTLED).alias("settled"),
     )
 

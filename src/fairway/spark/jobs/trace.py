@@ -14,12 +14,13 @@ import typer
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
+from fairway.client.message_states import ACKED, OPEN, STATES
 from fairway.errors import BadName, Misuse
 from fairway.names import GroupName
 from fairway.spark.jobs import broker_status, job, selection
 from fairway.spark.jobs.broker_status import ConsumptionStatus
 from fairway.spark.jobs.job import Point, ProgressListener, sentences, unwatched
-from fairway.spark.jobs.message_lifecycle import ACKED, OPEN, STATES, lives
+from fairway.spark.jobs.message_lifecycle import lives
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 

@@ -19,7 +19,6 @@ import fairway
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin_messages import Depth, Describe, Described
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.jobs import archive, columns, manifest
 from fairway.spark.jobs.archive import ArchiveOptions
 from fairway.spark.jobs.archive_log import ArchiveRunRecord, Overtaken
@@ -27,6 +26,7 @@ from fairway.spark.jobs.columns import STAGED_BY
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import Point
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState, Commit, NotAnArchive
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 from tests.spark.conftest import Server
 from tests.spark.jobs import rows, send, visible

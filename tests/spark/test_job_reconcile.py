@@ -17,12 +17,12 @@ from fairway.batch import MessageId
 from fairway.client.idempotence import REPLAY_ID
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs import archive, audit, business_rows, reconcile, server_counts
 from fairway.spark.jobs.audit import STRETCH, Archive, Whole, holes
 from fairway.spark.jobs.manifest import ArchivedRange
 from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 from tests.spark.jobs import visible
 from tests.unit.client.broker import running

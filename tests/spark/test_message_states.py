@@ -24,10 +24,10 @@ from fairway.client.message_states import (
 from fairway.group_events import LOST, REJECTED, RELEASED, SKIPPED, ActionKind, GroupEvent
 from fairway.groups import GroupConfig, config
 from fairway.groups.config import Mode
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.events.frames import EVENTS, ActionFramer, EventFilter, columns_of
 from fairway.spark.jobs.broker_status import ConsumptionStatus
 from fairway.spark.jobs.message_lifecycle import followed
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 from fairway.storage.action_log import Action, pack
 from fairway.storage.record import Record, RecordHeader, RecordKind

@@ -5,8 +5,7 @@
     options           every option of the source and the sink, parsed once
     server_groups     where broker groups are: by address, or known to meta servers
     connection        one blocking conversation with a server: requests, resends, lost connections
-    broker_session    a driver's conversation with one broker group: extents, positions, the query's progress
-    plan              a driver's questions over all broker groups: subjects, positions, sizes, waiting
+    plan              a driver's questions to broker groups: subjects, positions, sizes, waiting, a query's progress
     filters           filters that Spark pushes down to the source
     reader            cuts ranges of sequences into tasks; reads a task's ranges with scans
     frames            makes Arrow record batches of stored batches; the columns of a message

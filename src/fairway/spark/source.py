@@ -10,11 +10,10 @@ from pyspark.sql.types import StructType
 
 from fairway.protocol.messages import Whence
 from fairway.spark import frames, reader
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.filters import IS_PUSHED_BY_SCAN, PushedFilters
 from fairway.spark.frames import RowFilter
 from fairway.spark.options import ReadOptions, Where, read_options, write_options
-from fairway.spark.plan import Planner
+from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.reader import ReadJob, ReadSplit, ScanRange
 from fairway.spark.server_groups import SubjectPart
 

@@ -33,10 +33,9 @@ from pyspark.sql.types import StructType
 
 from fairway.errors import Misuse
 from fairway.spark import frames, reader
-from fairway.spark.broker_session import LogId, SubjectExtent
 from fairway.spark.frames import RowFilter
 from fairway.spark.options import EARLIEST, LATEST, ReadOptions
-from fairway.spark.plan import Planner
+from fairway.spark.plan import LogId, Planner, SubjectExtent
 from fairway.spark.reader import ReadJob, ReadSplit, ScanRange
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 

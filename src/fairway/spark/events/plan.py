@@ -19,12 +19,11 @@ from fairway.errors import FairwayError, Misuse, Refused
 from fairway.protocol.admin_messages import Depth, Describe, Described, Index, Indexed, Named, Names, Retrace, Retraced
 from fairway.protocol.messages import Whence
 from fairway.runtime.blocking_connection import spare_the_collector
-from fairway.spark.broker_session import BrokerSession, SubjectExtent
 from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
 from fairway.spark.events.frames import ActionFramer, Columns, EventFilter, produced
 from fairway.spark.events.options import HELD, EventOptions, is_meant
 from fairway.spark.options import Where
-from fairway.spark.plan import PlannerPort
+from fairway.spark.plan import BrokerSession, BasePlanner, SubjectExtent
 from fairway.spark.reader import SPLIT_BYTES, DataLoss, ScanRange, awaited, cut_short, explained, lost, other_log
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart, caller_to
 from fairway.storage.action_log import walk
@@ -144,7 +143,7 @@ class EventBroker(BrokerSession):
         return self._watch
 
 
-class EventPlanner(PlannerPort[EventBroker]):
+class EventPlanner(BasePlanner[EventBroker]):
     """A driver's conversations with broker groups about events."""
 
     def __init__(self, options: EventOptions) -> None:

@@ -26,7 +26,6 @@ from pyspark.sql.types import StructType
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import reader, stream
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.events import delay_log, frames, plan
 from fairway.spark.events.delay_log import DelayJob, DelayPlanner, LogPlace, Places
 from fairway.spark.events.frames import Columns
@@ -34,6 +33,7 @@ from fairway.spark.events.offsets import NAME, EventOffset, LogsPlace, between, 
 from fairway.spark.events.options import EventOptions, event_options
 from fairway.spark.events.plan import WHAT, EventJob, EventPlanner, EventSplit, of_subject
 from fairway.spark.options import EARLIEST, LATEST, Where
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.reader import ScanRange
 from fairway.spark.server_groups import ServerGroupAddress, SubjectPart
 from fairway.storage.index_file import ENTRY_BYTES

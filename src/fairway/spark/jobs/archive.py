@@ -29,7 +29,6 @@ from fairway.limits import KIB, MIB
 from fairway.runtime import host
 from fairway.runtime.clock import RealClock
 from fairway.spark import reader
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.jobs import archive_log, columns, job, manifest
 from fairway.spark.jobs.archive_log import ArchiveRunRecord
 from fairway.spark.jobs.columns import by_file, frame, stage, to_stage
@@ -37,7 +36,7 @@ from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveFile, ArchiveState
 from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
-from fairway.spark.plan import Planner
+from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
 FAN_IN: Final = 8

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.jobs import archive_log, columns, findings
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.reader import DataLoss
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from fairway.names import GroupName, Subject
 from fairway.protocol.admin_messages import Depth, Describe, Described, SubjectDescription
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.connection import BlockingClient
 from fairway.spark.events.options import is_meant
 from fairway.spark.events.plan import SparkActionLogReader
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import is_pattern
-from fairway.spark.plan import unknown
+from fairway.spark.plan import SubjectExtent, unknown
 from fairway.spark.server_groups import SubjectPart, broker_places, caller_to
 
 

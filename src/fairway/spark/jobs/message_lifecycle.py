@@ -58,13 +58,13 @@ from fairway.client.message_states import (
 )
 from fairway.errors import Misuse
 from fairway.groups.config import Mode
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.events.frames import EVENTS
 from fairway.spark.jobs import archive_log
 from fairway.spark.jobs import selection as pickings
 from fairway.spark.jobs.broker_status import ConsumptionStatus, look
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.selection import Picking
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 
 _PLACE: Final = ("subject", "broker_group", "group")

@@ -18,14 +18,13 @@ from pyspark.sql.types import StructType
 from fairway.client.delayed_messages import time_ms
 from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.delayed import PENDING
 from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs import balances, business_rows, message_lifecycle, server_counts
 from fairway.spark.jobs.reconcile_options import ReconcileOptions
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import Where, explicit, read_options
-from fairway.spark.plan import Planner
+from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 
 COLUMNS: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")

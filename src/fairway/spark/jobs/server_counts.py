@@ -14,8 +14,8 @@ from fairway.errors import Code, Refused
 from fairway.protocol.admin_messages import Depth, Describe, Described, Retrace, Retraced
 from fairway.protocol.delay_messages import DelayTally, Tallied, Which
 from fairway.protocol.messages import Whence
-from fairway.spark.broker_session import SubjectExtent
 from fairway.spark.connection import BlockingClient
+from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import ServerGroupAddress, SubjectPart, broker_places, caller_to, delay_places
 
 

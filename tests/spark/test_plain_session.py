@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql.datasource import DataSourceReader
 
 from fairway.client.sync.client import Client
-from fairway.spark.filters import IS_PUSHED_BY_SCAN
 from fairway.spark.frames import MESSAGES
 from fairway.spark.options import read_options
+from fairway.spark.session import IS_PUSHED_BY_SCAN
 from fairway.spark.source import BatchReader, FairwaySource
 from tests.spark.standalone import ENVIRONMENT, HOME, SMALL, WAIT_S, Cluster
 

@@ -6,7 +6,6 @@
     server_groups     where broker groups are: by address, or known to meta servers
     connection        one blocking conversation with a server: requests, resends, lost connections
     plan              a driver's questions to broker groups: subjects, positions, sizes, waiting, a query's progress
-    filters           filters that Spark pushes down to the source
     reader            cuts ranges of sequences into tasks; reads a task's ranges with scans
     frames            makes Arrow record batches of stored batches; the columns of a message
     stream            the reader of a streaming query, and its offsets

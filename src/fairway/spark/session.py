@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader
 
 from fairway.errors import Misuse
 from fairway.runtime import host
-from fairway.spark.filters import IS_PUSHED_BY_SCAN
 
 LEAST: Final = (4, 2)  # the first that limits a micro-batch, and tells a sink its query and micro-batch
 
@@ -58,6 +58,9 @@ def end_quietly() -> None:
         vars(main)["traceback"] = _Traces()
 
 
+# The version of Spark that lets a reader take limits (SPARK-58551) plans each scan by itself, filters included.
+IS_PUSHED_BY_SCAN: Final = hasattr(DataSourceReader, "pushLimit")
+
 # Arrow in Java checks bounds and nulls each time it reads a value: a third of the cost of a row on Spark's side. The
 # data read here was written by Arrow, too. An operator's `extraJavaOptions` come after these options, and add to them.
 _UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
@@ -65,7 +68,7 @@ _UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check
 SETTINGS: dict[str, str] = {
     "spark.driver.defaultJavaOptions": _UNCHECKED,
     "spark.executor.defaultJavaOptions": _UNCHECKED,
-    "spark.sql.python.filterPushdown.enabled": str(IS_PUSHED_BY_SCAN).lower(),  # see `filters`
+    "spark.sql.python.filterPushdown.enabled": str(IS_PUSHED_BY_SCAN).lower(),  # see `source`
     "spark.python.unix.domain.socket.enabled": "true",  # a task costs 25 ms instead of 55
     "spark.sql.session.timeZone": "UTC",  # times in the log are in UTC
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",  # rows to the sink: as many as a batch holds

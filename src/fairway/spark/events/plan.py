@@ -23,7 +23,7 @@ from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
 from fairway.spark.events.frames import ActionFramer, Columns, EventFilter, produced
 from fairway.spark.events.options import HELD, EventOptions, is_meant
 from fairway.spark.options import Where
-from fairway.spark.plan import BrokerSession, BasePlanner, SubjectExtent
+from fairway.spark.plan import BasePlanner, BrokerSession, SubjectExtent
 from fairway.spark.reader import SPLIT_BYTES, DataLoss, ScanRange, awaited, cut_short, explained, lost, other_log
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart, caller_to
 from fairway.storage.action_log import walk

@@ -25,12 +25,11 @@ from fairway.protocol.admin_messages import Depth
 from fairway.spark import reader as readers
 from fairway.spark.delayed import PENDING, DelayedReader, DelayedSplit, delayed_options
 from fairway.spark.events.frames import EVENTS
-from fairway.spark.events.options import event_options
 from fairway.spark.events.source import EventReader, EventStreamReader
 from fairway.spark.jobs import archive, capacity, reconcile, replay, report, report_page, trace
 from fairway.spark.jobs.capacity import DelayCapacity
 from fairway.spark.jobs.selection import Picking
-from fairway.spark.options import write_options
+from fairway.spark.options import event_options, write_options
 from fairway.spark.reader import ReadSplit
 from fairway.spark.sink import TaskIdentity, _Writing
 from fairway.spark.sink_connections import NotTheSame, chosen

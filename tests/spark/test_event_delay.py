@@ -14,8 +14,8 @@ from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark.events import delay_log, frames, offsets
 from fairway.spark.events.delay_log import LogPlace
-from fairway.spark.events.options import event_options
 from fairway.spark.events.source import EventReader, EventStreamReader
+from fairway.spark.options import event_options
 from fairway.spark.reader import DataLoss
 from tests.unit.client.broker import running
 

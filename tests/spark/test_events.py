@@ -31,9 +31,9 @@ from fairway.protocol.messages import (
 )
 from fairway.spark.connection import BlockingClient, Fixed
 from fairway.spark.events import frames
-from fairway.spark.events.options import event_options, is_meant
 from fairway.spark.events.plan import EventSplit
 from fairway.spark.events.source import EventReader, EventStreamReader
+from fairway.spark.options import event_options, is_meant
 from fairway.spark.reader import DataLoss
 from tests.unit.client.broker import Running, running
 

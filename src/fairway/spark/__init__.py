@@ -2,7 +2,7 @@
 
     session           makes a SparkSession with the settings that matter; checks the version of pyspark
     source            the data source "fairway", which Spark finds through the package `pyspark_fairway`
-    options           every option of the source and the sink, parsed once
+    options           every option of the source, of events and of the sink, parsed once
     server_groups     where broker groups are: by address, or known to meta servers
     connection        one blocking conversation with a server: requests, resends, lost connections
     plan              a driver's questions to broker groups: subjects, positions, sizes, waiting, a query's progress

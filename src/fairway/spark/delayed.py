@@ -47,7 +47,7 @@ from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.spark import frames
 from fairway.spark.connection import BlockingClient
 from fairway.spark.frames import TIMESTAMP
-from fairway.spark.options import PATIENCE_S, count_of, known, named, place_of, url_of
+from fairway.spark.options import PATIENCE_S, count_of, items_of, known, named, place_of, url_of
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, delay_places
 
 NAME: Final = "fairway.delayed"
@@ -103,7 +103,7 @@ class DelayedOptions:
 def delayed_options(raw: Mapping[str, str]) -> DelayedOptions:
     options = known(raw, OPTIONS, NAME)
     said = options.get("subject") or options.get("path") or ""
-    subjects = tuple(dict.fromkeys(each.strip() for each in said.split(",") if each.strip()))
+    subjects = items_of(said)
     return DelayedOptions(
         url=url_of(options),
         subjects=tuple(named("subject", each, Subject.parse) for each in subjects),

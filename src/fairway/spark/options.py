@@ -1,8 +1,9 @@
-"""The options of the source and the sink, parsed once. Errors name the option and a remedy."""
+"""The options of the sources `fairway` and `fairway.events`, and of the sink. Errors name the option and a remedy."""
 
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,7 @@ from typing import Any, Final
 from fairway.client import url as urls
 from fairway.errors import BadName, Misuse
 from fairway.limits import KIB, MIB
-from fairway.names import GroupName, Subject
+from fairway.names import MOMENTS, GroupName, Subject
 from fairway.protocol.messages import Whence
 from fairway.spark.server_groups import ServerGroupAddress, SubjectPart
 
@@ -36,6 +37,15 @@ WRITE_OPTIONS: Final = {
         "url", "subject", "path", "group", "keepIds", "writeId", "patienceSeconds", "checkpointLocation", "queryName",
     )
 }  # fmt: skip
+EVENT_OPTIONS: Final = {
+    each.lower(): each
+    for each in (
+        "url", "subject", "path", "group", "query", "starting", "ending", "minPartitions", "maxBytesPerTrigger",
+        "maxEventsPerTrigger", "failOnDataLoss", "patienceSeconds", "pollMs", "delayed",
+    )
+}  # fmt: skip
+HELD: Final = MOMENTS  # the subject where queries of events keep their beginnings
+_EVERYTHING: Final = "*,*:*"  # the broker's internal subjects too: dead letters, inboxes
 
 
 @dataclass(frozen=True)
@@ -127,8 +137,49 @@ class WriteOptions:
     patience_s: int
 
 
+@dataclass(frozen=True)
+class EventOptions:
+    """The options of a reader of events, parsed."""
+
+    read: ReadOptions
+    groups: frozenset[str] | None  # None: any, and `produced`
+    events_per_trigger: int | None
+    query: str | None  # the name under which the broker keeps where a stream begins
+    has_delayed: bool  # with the events of delay servers
+
+    @property
+    def starting(self) -> Where:
+        return self.read.starting.common
+
+    @property
+    def ending(self) -> Where:
+        return self.read.ending.common
+
+
 def is_pattern(text: str) -> bool:
     return _GLOB.search(text) is not None
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether the name of a subject matches; internal subjects match only patterns with a colon."""
+    return fnmatch.fnmatchcase(name, pattern) and (":" not in name or ":" in pattern)
+
+
+def hint(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The end of an error about an unknown name: a known name like it, or else a sentence."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def items_of(text: str) -> tuple[str, ...]:
+    """The items of a list with commas, each once."""
+    return tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
+
+
+def is_meant(name: str, subjects: tuple[str, ...]) -> bool:
+    """Whether the option `subject` means this subject, by its name or by a pattern. `HELD`, where queries keep their
+    beginnings, must be named in full."""
+    return any((matches(name, each) and name != HELD) if is_pattern(each) else name == each for each in subjects)
 
 
 def read_options(raw: Mapping[str, str]) -> ReadOptions:
@@ -182,6 +233,34 @@ def write_options(raw: Mapping[str, str]) -> WriteOptions:
     )
 
 
+def event_options(raw: Mapping[str, str]) -> EventOptions:
+    options = known(raw, EVENT_OPTIONS, "fairway.events")
+    groups = _groups(options.pop("group", None))
+    query = options.pop("query", None)
+    query = None if query is None else named("query", query, GroupName.parse)
+    most = count_of(options, "maxEventsPerTrigger")
+    has_delayed = flag_of(options, "delayed", False)
+    for name in ("maxeventspertrigger", "delayed"):
+        options.pop(name, None)
+    if not (options.get("subject") or options.get("path")):
+        options["subject"] = _EVERYTHING
+    read = read_options(options)
+    for name, places in (("starting", read.starting), ("ending", read.ending)):
+        if places.of or places.common.whence is Whence.SEQUENCE:
+            raise Misuse(
+                f"option {name}: events of all subjects are read together, so it is earliest, latest or a time"
+            )
+    if has_delayed and groups is not None:
+        raise Misuse("option delayed: what is delayed is no group's yet; leave it out, or the option group")
+    return EventOptions(read, groups, most, query, has_delayed)
+
+
+def _groups(raw: str | None) -> frozenset[str] | None:
+    if raw is None:
+        return None
+    return frozenset(named("group", each, GroupName.parse) for each in items_of(raw))
+
+
 def known(raw: Mapping[str, str], names: Mapping[str, str], source: str = "fairway") -> dict[str, str]:
     """The options under lower-case names, as Spark compares them. An unknown name is an error, or a typo would go
     unnoticed."""
@@ -206,7 +285,7 @@ def _subjects(options: Mapping[str, str]) -> tuple[str, ...]:
         raise Misuse(
             'which subject? Say .option("subject", "orders"), a list "orders,payments", or a pattern "orders.*"'
         )
-    subjects = tuple(dict.fromkeys(each.strip() for each in raw.split(",") if each.strip()))
+    subjects = items_of(raw)
     for each in subjects:
         if not is_pattern(each):
             named("subject", each, Subject.parse_any)

@@ -7,8 +7,6 @@ address counts as a cluster of one group, and needs no meta server.
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -19,7 +17,7 @@ from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Sc
 from fairway.protocol.messages import Done, Join, Joined, Leave, Whence
 from fairway.runtime import host
 from fairway.spark.connection import Ticket, wait_any_of
-from fairway.spark.options import LATEST, ReadOptions, Where, is_pattern
+from fairway.spark.options import LATEST, ReadOptions, Where, hint, is_pattern, matches
 from fairway.spark.reader import ScanRange, awaited, explained
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, ServerGroups, SubjectPart, caller_to
 
@@ -284,7 +282,7 @@ class BasePlanner(Generic[BrokerT]):
         return found
 
     def _is_matched(self, name: str) -> bool:
-        return any(_matches(name, pattern) for pattern in self._options.patterns)
+        return any(matches(name, pattern) for pattern in self._options.patterns)
 
     # --- places ------------------------------------------------------------------------------------------------------
 
@@ -354,11 +352,5 @@ class Planner(BasePlanner[BrokerSession]):
 
 def unknown(name: str, stored: Iterable[str], where: str) -> Misuse:
     """The error for a subject that does not exist."""
-    near = difflib.get_close_matches(name, stored, 1)
-    hint = f"did you mean {near[0]!r}?" if near else "`fairway subjects` lists those that are there"
-    return Misuse(f"no subject {name!r} at {where}: nothing was ever sent to it; {hint}")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    """Whether the name matches; internal subjects match only patterns with a colon."""
-    return fnmatch.fnmatchcase(name, pattern) and (":" not in name or ":" in pattern)
+    more = hint(name, stored, "`fairway subjects` lists those that are there")
+    return Misuse(f"no subject {name!r} at {where}: nothing was ever sent to it; {more}")

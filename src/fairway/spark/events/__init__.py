@@ -1,7 +1,6 @@
 """The data source `fairway.events`: what happened to messages, as rows.
 
 source      the classes that Spark calls: the source, the batch reader, the streaming reader
-options     the options
 offsets     the offsets of a streaming query
 plan        the driver's questions about action logs, their cutting into tasks, and the reading of a task
 delay_log   the events of delay servers

@@ -23,9 +23,8 @@ from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.runtime.clock import RealClock
 from fairway.spark.connection import NS, BlockingClient
 from fairway.spark.events.frames import arrow_schema
-from fairway.spark.events.options import EventOptions, is_meant
 from fairway.spark.frames import TIMESTAMP
-from fairway.spark.options import Where
+from fairway.spark.options import EventOptions, Where, is_meant
 from fairway.spark.reader import DataLoss, ScanRange, cut_short, lost, other_log
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, some_delay_places
 

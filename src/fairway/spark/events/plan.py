@@ -21,8 +21,7 @@ from fairway.protocol.messages import Whence
 from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
 from fairway.spark.events.frames import ActionFramer, Columns, EventFilter, produced
-from fairway.spark.events.options import HELD, EventOptions, is_meant
-from fairway.spark.options import Where
+from fairway.spark.options import HELD, EventOptions, Where, is_meant
 from fairway.spark.plan import BasePlanner, BrokerSession, SubjectExtent
 from fairway.spark.reader import SPLIT_BYTES, DataLoss, ScanRange, awaited, cut_short, explained, lost, other_log
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart, caller_to

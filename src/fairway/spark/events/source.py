@@ -30,9 +30,8 @@ from fairway.spark.events import delay_log, frames, plan
 from fairway.spark.events.delay_log import DelayJob, DelayPlanner, LogPlace, Places
 from fairway.spark.events.frames import Columns
 from fairway.spark.events.offsets import NAME, EventOffset, LogsPlace, between, mapped, parse
-from fairway.spark.events.options import EventOptions, event_options
 from fairway.spark.events.plan import WHAT, EventJob, EventPlanner, EventSplit, of_subject
-from fairway.spark.options import EARLIEST, LATEST, Where
+from fairway.spark.options import EARLIEST, LATEST, EventOptions, Where, event_options
 from fairway.spark.plan import SubjectExtent
 from fairway.spark.reader import ScanRange
 from fairway.spark.server_groups import ServerGroupAddress, SubjectPart

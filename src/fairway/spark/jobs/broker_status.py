@@ -11,10 +11,9 @@ from typing import NamedTuple
 from fairway.names import GroupName, Subject
 from fairway.protocol.admin_messages import Depth, Describe, Described, SubjectDescription
 from fairway.spark.connection import BlockingClient
-from fairway.spark.events.options import is_meant
 from fairway.spark.events.plan import SparkActionLogReader
 from fairway.spark.jobs.selection import Picking
-from fairway.spark.options import is_pattern
+from fairway.spark.options import is_meant, is_pattern
 from fairway.spark.plan import SubjectExtent, unknown
 from fairway.spark.server_groups import SubjectPart, broker_places, caller_to
 

@@ -11,7 +11,6 @@ a cluster each broker group is asked, and a group of consumers has one figure: t
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections import Counter
@@ -28,8 +27,7 @@ from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDes
 from fairway.redaction import without_password
 from fairway.runtime.blocking_connection import BlockingConnection, WireCut
 from fairway.runtime.clock import RealClock
-from fairway.spark.events.options import is_meant
-from fairway.spark.options import is_pattern
+from fairway.spark.options import hint, is_meant, is_pattern
 from fairway.spark.server_groups import DELAY, ServerGroupAddress, ServerGroups, broker_places, caller_to
 
 PAGE_BYTES_MAX: Final = 64 << 20
@@ -248,9 +246,8 @@ def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
     there = sorted(stored)
     for each in asked:
         if not is_pattern(each) and each not in there:
-            near = difflib.get_close_matches(each, there, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there) or 'none'}"
-            raise Misuse(f"no subject {each!r} on {where}: {hint}")
+            more = hint(each, there, f"there are {', '.join(there) or 'none'}")
+            raise Misuse(f"no subject {each!r} on {where}: {more}")
     return [name for name in there if is_meant(name, tuple(asked) or (ALL,))]
 
 

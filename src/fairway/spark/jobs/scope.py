@@ -6,7 +6,6 @@ A message that moves on meanwhile is therefore found further on, and is never mi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
@@ -23,7 +22,7 @@ from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs import balances, business_rows, message_lifecycle, server_counts
 from fairway.spark.jobs.reconcile_options import ReconcileOptions
 from fairway.spark.jobs.selection import Picking
-from fairway.spark.options import Where, explicit, read_options
+from fairway.spark.options import Where, explicit, hint, read_options
 from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 
@@ -64,9 +63,8 @@ class Scope:
         there = sorted({group for _, group in self.counts.owed})
         for name in self._options.groups:
             if name not in there:
-                near = difflib.get_close_matches(name, there, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(there) or 'none'}"
-                raise Misuse(f"no group {name!r} on {', '.join(self.names)}: {hint}")
+                more = hint(name, there, f"there are {', '.join(there) or 'none'}")
+                raise Misuse(f"no group {name!r} on {', '.join(self.names)}: {more}")
 
     @property
     def names(self) -> list[str]:

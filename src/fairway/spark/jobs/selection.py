@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from fairway.errors import Misuse
 from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs import archive_log, columns
 from fairway.spark.jobs.files import Files
-from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S, hint, is_pattern
 
 Subjects = Annotated[list[str], typer.Argument(metavar="SUBJECT...", help="Subjects, or patterns such as 'orders.*'.")]
 Archive = Annotated[
@@ -147,9 +146,8 @@ def _subjects(asked: tuple[str, ...], there: list[str], where: str) -> set[str]:
         elif each in there:
             found.add(each)
         else:
-            near = difflib.get_close_matches(each, there, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(there)) or 'none'}"
-            raise Misuse(f"no subject {each!r} in the archive {where}: {hint}")
+            more = hint(each, there, f"there are {', '.join(sorted(there)) or 'none'}")
+            raise Misuse(f"no subject {each!r} in the archive {where}: {more}")
     return found
 
 

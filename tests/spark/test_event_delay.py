@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.events import delay_log, frames, offsets
+from fairway.spark.events import delay_log, frames
 from fairway.spark.events.delay_log import LogPlace
 from fairway.spark.events.source import EventReader, EventStreamReader
 from fairway.spark.options import event_options
@@ -151,7 +151,7 @@ TWO = {
 def test_log_is_known_by_its_identity_whatever_its_group_is_called() -> None:
     known = delay_log.renamed(ONE, TWO)
     assert known == {"d1:scheduled": LogPlace(1, 100), "d1:decided": LogPlace(2, 50)}
-    end = offsets.between(known, TWO, None)
+    end = delay_log.between(known, TWO, None)
     assert end == TWO
     wanted = [("d1:scheduled", 100, 130), ("d2:scheduled", 0, 70)]
     for begin in (ONE, known):
@@ -162,7 +162,7 @@ def test_log_is_known_by_its_identity_whatever_its_group_is_called() -> None:
 
 
 def test_available_now_ends_where_logs_ended_when_it_began_also_if_groups_are_new() -> None:
-    end = offsets.between(delay_log.renamed(ONE, TWO), TWO, ONE)
+    end = delay_log.between(delay_log.renamed(ONE, TWO), TWO, ONE)
     assert end["d1:scheduled"] == LogPlace(1, 100), "it was there, under another name"
     assert end["d2:scheduled"] == LogPlace(3, 0), "it was not: the next run reads it"
     assert delay_log.ranges(ONE, end) == []
@@ -170,9 +170,9 @@ def test_available_now_ends_where_logs_ended_when_it_began_also_if_groups_are_ne
 
 def test_group_that_was_away_is_not_read_once_more() -> None:
     alone = {name: at for name, at in TWO.items() if "d1" in name}
-    end = offsets.between(TWO, alone, None)
+    end = delay_log.between(TWO, alone, None)
     assert end == TWO
-    assert delay_log.ranges(end, offsets.between(end, TWO, None)) == []
+    assert delay_log.ranges(end, delay_log.between(end, TWO, None)) == []
     job = delay_log.DelayJob({}, {name: at.log_id for name, at in TWO.items()}, (), ("*",), 0, None, is_strict=True)
     [wanted, *_] = delay_log.ranges({}, {"d2:scheduled": TWO["d2:scheduled"]})
     with pytest.raises(DataLoss, match="delay servers of group d2 are not there any more"):

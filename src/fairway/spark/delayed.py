@@ -46,7 +46,7 @@ from fairway.protocol.messages import Whence
 from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.spark import frames
 from fairway.spark.connection import BlockingClient
-from fairway.spark.frames import TIMESTAMP
+from fairway.spark.frames import TIMESTAMP, Columns
 from fairway.spark.options import PATIENCE_S, count_of, items_of, known, named, place_of, url_of
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, delay_places
 
@@ -74,17 +74,6 @@ PENDING: Final = StructType(
         StructField("payload", BinaryType(), False),
     ]
 )
-_ARROW: Final[dict[str, pa.DataType]] = {
-    "subject": pa.string(),
-    "id": pa.string(),
-    "key": pa.string(),
-    "due_at": TIMESTAMP,
-    "created_at": TIMESTAMP,
-    "size_bytes": pa.int64(),
-    "tags": pa.list_(pa.string()),
-    "headers": pa.map_(pa.string(), pa.string()),
-    "payload": pa.binary(),
-}
 _UNSET: Final = pa.scalar(0, TIMESTAMP)  # the sender gave no time
 _CONTENTS: Final = frozenset({"created_at", "tags", "headers", "payload"})  # columns for which a page attaches batches
 
@@ -145,7 +134,7 @@ class Walk(NamedTuple):
 
     place: ServerGroupAddress
     which: Which
-    columns: tuple[tuple[str, bool], ...]
+    columns: Columns
 
 
 class DelayedSplit(InputPartition):
@@ -230,10 +219,8 @@ def _frames(caller: BlockingClient, walk: Walk) -> Iterator[pa.RecordBatch]:
         after = page.next
 
 
-def _frame(
-    messages: Sequence[PendingMessage], batches: Sequence[Bytes], columns: tuple[tuple[str, bool], ...]
-) -> pa.RecordBatch:
-    wanted = frames.arrow_schema(columns, _ARROW)
+def _frame(messages: Sequence[PendingMessage], batches: Sequence[Bytes], columns: Columns) -> pa.RecordBatch:
+    wanted = frames.arrow_schema(columns, PENDING)
     contents = pa.Table.from_batches([record_batch(open_columns(bytes(each))) for each in batches]) if batches else None
 
     def column(name: str) -> Any:
@@ -241,7 +228,7 @@ def _frame(
             case "due_at":
                 return pa.array(np.array([each.due_ms * 1_000 for each in messages], np.int64)).cast(TIMESTAMP)
             case "subject" | "id" | "key" | "size_bytes":
-                return pa.array([getattr(each, name) for each in messages], _ARROW[name])
+                return pa.array([getattr(each, name) for each in messages], wanted.field(name).type)
             case "created_at" if contents is not None:
                 times = contents.column(name).combine_chunks()
                 return pc.if_else(pc.equal(times, _UNSET), None, times)

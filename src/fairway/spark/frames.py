@@ -1,6 +1,6 @@
 """Arrow record batches for Spark, made of stored batches without Python per row; the columns of a message.
 
-`MESSAGES` and `_ARROW` are the columns for Spark and for Arrow. The two must agree in every type and nullability.
+`MESSAGES` has the columns for Spark; `arrow_schema` gives them to Arrow with the same types and nullability.
 
 A stored batch already holds payload, key, tags, headers and times as Arrow. The other columns (subject, sequence, id,
 time of storing) are computed for a whole frame at once. Small batches are concatenated until a frame has `FRAME_ROWS`,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -37,6 +38,7 @@ from fairway.errors import Misuse
 from fairway.protocol import Bytes
 from fairway.spark import encode
 
+Columns = tuple[tuple[str, bool], ...]  # names, and whether they may be null
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 MESSAGES: Final = StructType(
@@ -54,17 +56,14 @@ MESSAGES: Final = StructType(
     ]
 )
 
-_ARROW: Final[dict[str, pa.DataType]] = {
-    "subject": pa.string(),
-    "broker_group": pa.string(),
-    "sequence": pa.int64(),
-    "id": pa.string(),
-    "key": pa.string(),
-    "tags": pa.list_(pa.string()),
-    "headers": pa.map_(pa.string(), pa.string()),
-    "payload": pa.binary(),
-    "created_at": TIMESTAMP,
-    "appended_at": TIMESTAMP,
+_ARROW: Final[dict[type[DataType], pa.DataType]] = {
+    StringType: pa.string(),
+    LongType: pa.int64(),
+    IntegerType: pa.int32(),
+    BinaryType: pa.binary(),
+    TimestampType: TIMESTAMP,
+    ArrayType: pa.list_(pa.string()),
+    MapType: pa.map_(pa.string(), pa.string()),
 }
 
 
@@ -72,9 +71,7 @@ def messages(*, include_headers: bool) -> StructType:
     return StructType([field for field in MESSAGES.fields if include_headers or field.name != "headers"])
 
 
-def columns_of(
-    schema: StructType, whole: StructType = MESSAGES, source: str = "fairway"
-) -> tuple[tuple[str, bool], ...]:
+def columns_of(schema: StructType, whole: StructType = MESSAGES, source: str = "fairway") -> Columns:
     """The columns that a reader gives, and whether they may be null: all, or those that the user asked for."""
     known: dict[str, DataType] = {field.name: field.dataType for field in whole.fields}
     for field in schema.fields:
@@ -88,15 +85,14 @@ def columns_of(
     return tuple((field.name, field.nullable) for field in schema.fields)
 
 
-def arrow_schema(columns: tuple[tuple[str, bool], ...], types: Mapping[str, pa.DataType] = _ARROW) -> pa.Schema:
+def arrow_schema(columns: Columns, whole: StructType = MESSAGES) -> pa.Schema:
+    types = {field.name: _ARROW[type(field.dataType)] for field in whole.fields}
     return pa.schema([pa.field(name, types[name], nullable=is_nullable) for name, is_nullable in columns])
 
 
 FRAME_ROWS: Final = 16_000  # twice as fast as 1,000 for a reader alone: more rows share the Python cost of a frame
 FRAME_BYTES: Final = 8 << 20  # ends a frame before `FRAME_ROWS` if messages are large
 PLAIN_BYTES: Final = 4 << 10  # smaller batches take a short cut, if they have payloads alone
-
-Columns = tuple[tuple[str, bool], ...]
 
 
 class RowFilter(NamedTuple):

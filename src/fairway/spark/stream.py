@@ -76,18 +76,23 @@ class Offset(NamedTuple):
 
 def parse(said: Mapping[str, Any]) -> Offset:
     """An offset from the form that `to_json` wrote, as a checkpoint returns it."""
-    version = said.get("fairway")
-    if version == ALONE:
+    if version_of(said, "fairway") == ALONE:
         log = LogId(int(said["log"], 16), int(said["epoch"]))
         return Offset({BROKER_GROUP: log}, {SubjectPart(name): at for name, at in said["subjects"].items()})
-    if version != CLUSTER:
+    logs = {group: LogId(int(log, 16), int(epoch)) for group, (log, epoch) in said["logs"].items()}
+    sequences = {SubjectPart(name, group): at for name, of in said["subjects"].items() for group, at in of.items()}
+    return Offset(logs, sequences)
+
+
+def version_of(said: Mapping[str, Any], source: str) -> int:
+    """The version of an offset of that source."""
+    version: Any = said.get(source)
+    if version not in {ALONE, CLUSTER}:
         raise Misuse(
             f"the checkpoint has an offset of version {version}: this release reads {ALONE} and {CLUSTER}; "
             "upgrade fairway"
         )
-    logs = {group: LogId(int(log, 16), int(epoch)) for group, (log, epoch) in said["logs"].items()}
-    sequences = {SubjectPart(name, group): at for name, of in said["subjects"].items() for group, at in of.items()}
-    return Offset(logs, sequences)
+    return int(version)
 
 
 def mapped(offset: Offset, logs: Mapping[str, LogId], where: str) -> Offset:

@@ -23,7 +23,7 @@ from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.runtime.clock import RealClock
 from fairway.spark.connection import NS, BlockingClient
 from fairway.spark.events.frames import arrow_schema
-from fairway.spark.frames import TIMESTAMP
+from fairway.spark.frames import TIMESTAMP, Columns
 from fairway.spark.options import EventOptions, Where, is_meant
 from fairway.spark.reader import DataLoss, ScanRange, cut_short, lost, other_log
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, some_delay_places
@@ -57,7 +57,7 @@ class DelayJob(NamedTuple):
 
     places: Mapping[str, ServerGroupAddress]  # by group
     log_ids: Mapping[str, int]
-    columns: tuple[tuple[str, bool], ...]
+    columns: Columns
     subjects: tuple[str, ...]
     since_ms: int  # reading begins at the start of a segment: earlier events are left out
     until_ms: int | None
@@ -156,6 +156,23 @@ def renamed(then: Places, now: Places) -> dict[str, LogPlace]:
     return {names.get((_split(name)[1], at.log_id), name): at for name, at in then.items()}
 
 
+def between(begin: Places, end: Places, target: Places | None) -> dict[str, LogPlace]:
+    """The end, but not before the beginning and not behind the target, which has nothing of a newer group. A group that
+    no longer exists keeps its place, so that nothing is read twice if the group comes back."""
+    aims = None if target is None else renamed(target, end)
+    found = dict(begin)
+    for name, at in end.items():
+        most = at.position if aims is None else min(at.position, _in(aims, name, at))
+        found[name] = at._replace(position=max(_in(begin, name, at), most))
+    return found
+
+
+def _in(places: Places, name: str, log: LogPlace) -> int:
+    """The position there, if it is in the same log; else 0."""
+    found = places.get(name)
+    return found.position if found is not None and found.log_id == log.log_id else 0
+
+
 def read(job: DelayJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     """The rows of a stretch of one log."""
     spare_the_collector()
@@ -195,7 +212,7 @@ def _is_wanted(job: DelayJob, event: PastEvent) -> bool:
     return is_in_time and is_meant(event.subject, job.subjects)
 
 
-def frame(events: list[PastEvent], columns: tuple[tuple[str, bool], ...], group: str) -> pa.RecordBatch:
+def frame(events: list[PastEvent], columns: Columns, group: str) -> pa.RecordBatch:
     schema = arrow_schema(columns)
 
     def column(name: str) -> pa.Array:

@@ -1,7 +1,6 @@
 """Makes Arrow record batches of events, one row for each range of messages; the columns of an event.
 
-`EVENTS` and `_ARROW` are the columns for Spark and for Arrow. Python looks at every action once. Ranges and columns are
-arrays.
+Python looks at every action once. Ranges and columns are arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from fairway.client.action_log_reader import PRODUCED, SOUGHT, Ids, NameResolver, detail_of, event_of
 from fairway.spark import frames
-from fairway.spark.frames import TIMESTAMP
+from fairway.spark.frames import TIMESTAMP, Columns
 from fairway.storage.action_log import RANGE_BYTES, ActionHeader, walk
 from fairway.storage.record import Record
 
@@ -38,30 +37,13 @@ EVENTS: Final = StructType(
     ]
 )
 
-_ARROW: Final[dict[str, pa.DataType]] = {
-    "event": pa.string(),
-    "subject": pa.string(),
-    "broker_group": pa.string(),
-    "group": pa.string(),
-    "consumer": pa.string(),
-    "first_sequence": pa.int64(),
-    "count": pa.int64(),
-    "attempt": pa.int32(),
-    "at": TIMESTAMP,
-    "due_at": TIMESTAMP,
-    "detail": pa.string(),
-    "position": pa.int64(),
-    "id": pa.string(),
-    "key": pa.string(),
-}
 
-
-def columns_of(asked: StructType) -> tuple[tuple[str, bool], ...]:
+def columns_of(asked: StructType) -> Columns:
     return frames.columns_of(asked, EVENTS, "fairway.events")
 
 
-def arrow_schema(columns: tuple[tuple[str, bool], ...]) -> pa.Schema:
-    return frames.arrow_schema(columns, _ARROW)
+def arrow_schema(columns: Columns) -> pa.Schema:
+    return frames.arrow_schema(columns, EVENTS)
 
 
 FRAME_ROWS: Final = 16_000
@@ -73,7 +55,6 @@ _ENTRY: Final = np.dtype(
     ]
 )  # fmt: skip
 
-Columns = tuple[tuple[str, bool], ...]
 Resolve = Callable[[Ids], None]
 
 

@@ -20,7 +20,8 @@ from fairway.protocol.admin_messages import Depth, Describe, Described, Index, I
 from fairway.protocol.messages import Whence
 from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
-from fairway.spark.events.frames import ActionFramer, Columns, EventFilter, produced
+from fairway.spark.events.frames import ActionFramer, EventFilter, produced
+from fairway.spark.frames import Columns
 from fairway.spark.options import HELD, EventOptions, Where, is_meant
 from fairway.spark.plan import BasePlanner, BrokerSession, SubjectExtent
 from fairway.spark.reader import SPLIT_BYTES, DataLoss, ScanRange, awaited, cut_short, explained, lost, other_log

@@ -5,13 +5,19 @@
     scheduled …        what a delay server did with messages  from that server's logs (`delay_log`)
 
 Each row stands for a range of messages. `docs/how-to/spark.md` lists the columns and the events.
+
+An offset of a streaming query has, for each broker group, a position in the action log and the next sequence of each
+subject. If delayed messages are wanted, it also has a position in each log of each group of delay servers.
+
+    {"fairway.events": 1, "actions_log": …, "messages_log": …, "position": 4096, "subjects": {"orders": 17}}
+    {"fairway.events": 2, "groups": {"g1": {"actions_log": …, "messages_log": …, "position": 4096, "subjects": {…}}}}
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -28,17 +34,82 @@ from fairway.protocol.messages import Whence
 from fairway.spark import reader, stream
 from fairway.spark.events import delay_log, frames, plan
 from fairway.spark.events.delay_log import DelayJob, DelayPlanner, LogPlace, Places
-from fairway.spark.events.frames import Columns
-from fairway.spark.events.offsets import NAME, EventOffset, LogsPlace, between, mapped, parse
 from fairway.spark.events.plan import WHAT, EventJob, EventPlanner, EventSplit, of_subject
+from fairway.spark.frames import Columns
 from fairway.spark.options import EARLIEST, LATEST, EventOptions, Where, event_options
 from fairway.spark.plan import SubjectExtent
 from fairway.spark.reader import ScanRange
-from fairway.spark.server_groups import ServerGroupAddress, SubjectPart
+from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart
+from fairway.spark.stream import ALONE, CLUSTER
 from fairway.storage.index_file import ENTRY_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+NAME: Final = "fairway.events"
+_DELAY: Final = "delay"
+
+
+class LogsPlace(NamedTuple):
+    """A position in the two logs of one broker group, and the ids of the logs."""
+
+    actions_id: int
+    messages_id: int
+    position: int
+    sequences: Mapping[str, int]
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        return self.actions_id, self.messages_id
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "actions_log": f"{self.actions_id:016x}",
+            "messages_log": f"{self.messages_id:016x}",
+            "position": self.position,
+            "subjects": {name: self.sequences[name] for name in sorted(self.sequences)},
+        }
+
+
+class EventOffset(NamedTuple):
+    """A position in the logs of all groups."""
+
+    groups: Mapping[str, LogsPlace]
+    delay: Places = {}  # noqa: RUF012  (never changed)
+
+    def to_json(self) -> dict[str, Any]:
+        said: dict[str, Any]
+        if set(self.groups) == {BROKER_GROUP}:
+            said = {NAME: ALONE, **self.groups[BROKER_GROUP].to_json()}
+        else:
+            said = {NAME: CLUSTER, "groups": {name: self.groups[name].to_json() for name in sorted(self.groups)}}
+        if self.delay:
+            said[_DELAY] = {
+                name: [f"{self.delay[name].log_id:016x}", self.delay[name].position] for name in sorted(self.delay)
+            }
+        return said
+
+
+def parse(said: Mapping[str, Any]) -> EventOffset:
+    """An offset from the form that `to_json` wrote, as a checkpoint returns it."""
+    groups = {BROKER_GROUP: said} if stream.version_of(said, NAME) == ALONE else said["groups"]
+    delay = {name: LogPlace(int(log, 16), int(position)) for name, (log, position) in said.get(_DELAY, {}).items()}
+    return EventOffset({name: _logs_place(each) for name, each in groups.items()}, delay)
+
+
+def _logs_place(said: Mapping[str, Any]) -> LogsPlace:
+    ids = int(said["actions_log"], 16), int(said["messages_log"], 16)
+    return LogsPlace(*ids, int(said["position"]), dict(said["subjects"]))
+
+
+def mapped(offset: EventOffset, now: EventOffset, where: str) -> EventOffset:
+    """The offset with the present names of broker groups. Groups are matched by the ids of their logs."""
+    ids = [{name: each.actions_id for name, each in of.groups.items()} for of in (offset, now)]
+    names = stream.renamed(ids[0], ids[1], where)
+    groups = {names[name]: each for name, each in offset.groups.items()}
+    return EventOffset(groups, delay_log.renamed(offset.delay, now.delay))
+
 
 _SMALL_BYTES: Final = 1 << 20  # takes less time to read than a task takes to start
 
@@ -228,7 +299,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch may end: at the end of all logs, or where AvailableNow is to end."""
         seen = self._seen or begin
         groups = {name: self._until_in(name, each, begin.groups.get(name)) for name, each in seen.groups.items()}
-        delay = between(begin.delay, seen.delay, None if self._target is None else self._target.delay)
+        delay = delay_log.between(begin.delay, seen.delay, None if self._target is None else self._target.delay)
         return EventOffset({**begin.groups, **groups}, delay)
 
     def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace | None) -> LogsPlace:

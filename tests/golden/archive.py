@@ -21,7 +21,7 @@ import fairway
 from fairway.batch import MessageId
 from fairway.client.sync.client import Client
 from fairway.spark import session
-from fairway.spark.jobs import archive, columns
+from fairway.spark.jobs import archive, archive_log
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.archive_log import ArchiveRunRecord
 
@@ -69,7 +69,7 @@ def write(spark: SparkSession, url: str) -> None:
             archive.run(spark, options)
         shutil.copytree(path, KILLED.with_name("before"))
         try:
-            with columns.settings(spark):
+            with archive_log.settings(spark):
                 archive.compact(spark, ArchiveRunRecord(Dying(spark, str(path))))
         except Killed:
             shutil.copytree(path, KILLED)

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from fairway.errors import StorageFault
-from fairway.spark.jobs import columns
+from fairway.spark.jobs import archive_log
 from fairway.spark.jobs.files import Files, HadoopDisk, Listed, LocalDisk, NameTaken
 from fairway.spark.jobs.manifest import ArchiveFile
 
@@ -105,15 +105,15 @@ def test_few_tasks_list_the_files_of_an_archive(spark: SparkSession, tmp_path: P
     context = spark.sparkContext
     context.setJobGroup("listing", "tasks that list files")
     try:
-        columns.frame(spark, str(tmp_path), files)
+        archive_log.frame(spark, str(tmp_path), files)
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     tracker = context.statusTracker()
     jobs = [info for job in tracker.getJobIdsForGroup("listing") if (info := tracker.getJobInfo(job)) is not None]
     stages = [told for info in jobs for stage in info.stageIds if (told := tracker.getStageInfo(stage)) is not None]
     assert [told.numTasks for told in stages] == [2 * context.defaultParallelism]
-    assert columns.LISTING not in spark.conf.getAll
+    assert archive_log.LISTING not in spark.conf.getAll
     fresh = spark.newSession()
-    fresh.conf.set(columns.LISTING, "3")
-    columns.frame(fresh, str(tmp_path), files)
-    assert fresh.conf.get(columns.LISTING) == "3", "a user's own setting is kept"
+    fresh.conf.set(archive_log.LISTING, "3")
+    archive_log.frame(fresh, str(tmp_path), files)
+    assert fresh.conf.get(archive_log.LISTING) == "3", "a user's own setting is kept"

@@ -19,10 +19,9 @@ import fairway
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.protocol.admin_messages import Depth, Describe, Described
-from fairway.spark.jobs import archive, columns, manifest
+from fairway.spark.jobs import archive, archive_log, manifest
 from fairway.spark.jobs.archive import ArchiveOptions
-from fairway.spark.jobs.archive_log import ArchiveRunRecord, Overtaken
-from fairway.spark.jobs.columns import STAGED_BY
+from fairway.spark.jobs.archive_log import STAGED_BY, ArchiveRunRecord, Overtaken
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import Point
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState, Commit, NotAnArchive
@@ -193,8 +192,8 @@ def test_archive_of_another_version_or_log_is_refused(
 ) -> None:
     send(client, "arch.other", 3)
     path = tmp_path / "archive"
-    ledger = ArchiveRunRecord(Files(spark, str(path)))
-    ledger.commit([], [ArchivedRange("arch.other", "00000000000000aa", 0, 0, 0)])
+    commits = ArchiveRunRecord(Files(spark, str(path)))
+    commits.commit([], [ArchivedRange("arch.other", "00000000000000aa", 0, 0, 0)])
     options = ArchiveOptions(str(path), ("arch.other",), url, once=True)
     with pytest.raises(FairwayError, match=r"of another log .00000000000000aa. than the broker"):
         archive.run(spark, options)
@@ -243,7 +242,7 @@ def test_many_small_files_are_shared_among_the_cores() -> None:
 def test_archive_of_more_subjects_than_files_open_at_once(
     spark: SparkSession, url: str, client: Client, tmp_path: Path
 ) -> None:
-    path, subjects = tmp_path / "archive", columns.WRITERS_MAX + 6
+    path, subjects = tmp_path / "archive", archive_log.WRITERS_MAX + 6
     for number in range(subjects):
         send(client, f"arch.many.{number}", 3)
     done = archive.run(spark, ArchiveOptions(str(path), ("arch.many.*",), url, once=True))
@@ -281,28 +280,28 @@ class Mortal(Files):
         super().remove(path)
 
 
-def new_folder(ledger: ArchiveRunRecord) -> Path:
+def new_folder(commits: ArchiveRunRecord) -> Path:
     """Where Spark would write rows of one broker group, subject and date."""
-    folder = Path(ledger.room) / f"{STAGED_BY}={BROKER_GROUP}" / "subject=orders" / "date=2026-01-01"
+    folder = Path(commits.room) / f"{STAGED_BY}={BROKER_GROUP}" / "subject=orders" / "date=2026-01-01"
     folder.mkdir(parents=True)
     return folder
 
 
-def stage(ledger: ArchiveRunRecord, template: Path, first: int) -> None:
+def stage(commits: ArchiveRunRecord, template: Path, first: int) -> None:
     """What Spark would have written for ten rows."""
-    folder = new_folder(ledger)
+    folder = new_folder(commits)
     for part in range(2):
         shutil.copy(template / f"{first + 5 * part}.parquet", folder / f"part-{part:05}.parquet")
 
 
-def take_part(ledger: ArchiveRunRecord, template: Path) -> None:
+def take_part(commits: ArchiveRunRecord, template: Path) -> None:
     """The next ten rows, and every fourth time a compaction."""
-    first = ledger.state.end("orders") or 0
-    if len(ledger.state.files) >= 4:
-        shutil.copy(template / f"all-{first}.parquet", new_folder(ledger) / "part-00000.parquet")
-        ledger.commit(ledger.staged(), [], list(ledger.state.files.values()))
-    stage(ledger, template, first)
-    ledger.commit(ledger.staged(), [ArchivedRange("orders", "00000000000000aa", first, first + 10, 10)])
+    first = commits.state.end("orders") or 0
+    if len(commits.state.files) >= 4:
+        shutil.copy(template / f"all-{first}.parquet", new_folder(commits) / "part-00000.parquet")
+        commits.commit(commits.staged(), [], list(commits.state.files.values()))
+    stage(commits, template, first)
+    commits.commit(commits.staged(), [ArchivedRange("orders", "00000000000000aa", first, first + 10, 10)])
 
 
 @pytest.mark.slow
@@ -319,18 +318,18 @@ def test_run_that_dies_anywhere_leaves_an_archive(spark: SparkSession, tmp_path:
         mortal = Mortal(spark, str(path))
         mortal.lives = lives
         try:
-            ledger = ArchiveRunRecord(mortal)
+            commits = ArchiveRunRecord(mortal)
             for _ in range(3):
-                take_part(ledger, template)
+                take_part(commits, template)
         except Killed:
             deaths += 1
         if manifest.MARK in {each.path for each in Files(spark, str(path)).walk()}:
             assert _sequences(spark, path) == list(range(archive.contents(spark, str(path)).end("orders") or 0))
     assert deaths >= 10
-    ledger = ArchiveRunRecord(Files(spark, str(path)))
-    take_part(ledger, template)
-    assert _sequences(spark, path) == list(range(ledger.state.end("orders") or 0))
-    assert visible(path) == sorted(ledger.state.files)  # and nothing is left lying about for plain readers
+    commits = ArchiveRunRecord(Files(spark, str(path)))
+    take_part(commits, template)
+    assert _sequences(spark, path) == list(range(commits.state.end("orders") or 0))
+    assert visible(path) == sorted(commits.state.files)  # and nothing is left lying about for plain readers
     assert Files(spark, str(path)).names(manifest.STAGING) == []
 
 
@@ -359,7 +358,7 @@ def _sequences(spark: SparkSession, path: Path) -> list[int]:
 
 
 def test_dates_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
-    from fairway.spark.jobs.columns import utc_date
+    from fairway.spark.jobs.archive_log import utc_date
 
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
@@ -379,6 +378,6 @@ def test_many_subjects_of_a_broker_group_have_another_name(spark: SparkSession) 
         [("s7", "default"), ("s8", "g2"), ("other", "default")], "subject string, broker_group string"
     )
     names = {SubjectPart(f"s{number}"): "g1" for number in range(1_000)} | {SubjectPart("s8", "g2"): "g3"}
-    found = columns.renamed(rows, names).collect()
+    found = archive_log.renamed(rows, names).collect()
     assert [tuple(row) for row in found] == [("s7", "g1"), ("s8", "g3"), ("other", "default")]
-    assert columns.renamed(rows, {}).collect() == rows.collect()
+    assert archive_log.renamed(rows, {}).collect() == rows.collect()

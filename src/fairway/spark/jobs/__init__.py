@@ -25,8 +25,7 @@ What several jobs use:
 The archive:
 
     manifest           commits: which ranges and files an archive consists of
-    archive_log        loads and makes commits, and repairs what killed runs left
-    columns            the columns of an archive, and the settings for writing it
+    archive_log        reads and stages rows, loads and makes commits, and repairs what killed runs left
     files              files on local disks, HDFS and object stores
 
 The reconciliation:

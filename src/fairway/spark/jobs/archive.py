@@ -29,9 +29,8 @@ from fairway.limits import KIB, MIB
 from fairway.runtime import host
 from fairway.runtime.clock import RealClock
 from fairway.spark import reader
-from fairway.spark.jobs import archive_log, columns, job, manifest
-from fairway.spark.jobs.archive_log import ArchiveRunRecord
-from fairway.spark.jobs.columns import by_file, frame, stage, to_stage
+from fairway.spark.jobs import archive_log, job, manifest
+from fairway.spark.jobs.archive_log import ArchiveRunRecord, by_file, frame, stage, to_stage
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveFile, ArchiveState
@@ -118,15 +117,15 @@ def batches(groups: Iterable[list[ArchiveFile]]) -> list[list[list[ArchiveFile]]
     return made
 
 
-def compact(spark: SparkSession, ledger: ArchiveRunRecord) -> int:
+def compact(spark: SparkSession, commits: ArchiveRunRecord) -> int:
     """Compact what is due; returns by how many files the archive shrank."""
     fewer = 0
-    for batch in batches(plan(ledger.state.files.values())):
+    for batch in batches(plan(commits.state.files.values())):
         removed = [file for group in batch for file in group]
-        rows = to_stage(frame(spark, ledger.files.root, removed))
-        stage(by_file(rows, min(len(batch), spark.sparkContext.defaultParallelism)), ledger.room)
-        staged = ledger.staged()
-        ledger.commit(staged, (), removed)
+        rows = to_stage(frame(spark, commits.files.root, removed))
+        stage(by_file(rows, min(len(batch), spark.sparkContext.defaultParallelism)), commits.room)
+        staged = commits.staged()
+        commits.commit(staged, (), removed)
         fewer += len(removed) - len(staged)
     return fewer
 
@@ -172,7 +171,7 @@ class Archived:
 def read(spark: SparkSession, path: str) -> DataFrame:
     """The rows of an archive, without other files of its directory: the columns of the source, and `date`."""
     files = Files(spark, path)
-    return columns.frame(spark, files.root, archive_log.load(files).files.values())
+    return archive_log.frame(spark, files.root, archive_log.load(files).files.values())
 
 
 def contents(spark: SparkSession, path: str) -> manifest.ArchiveState:
@@ -188,7 +187,7 @@ def run(
 ) -> Archived:
     """Archive until all is done (`once`) or `is_to_end`. By its end, a run has committed all that it has read."""
     archive_log.check_place(options.path)
-    with sentences(f"archiving to {options.path}"), columns.settings(spark):
+    with sentences(f"archiving to {options.path}"), archive_log.settings(spark):
         reading_options = _read_options(options)
         planner = Planner(reading_options)
         try:
@@ -260,7 +259,7 @@ def has_small_files(batch: Mapping[SubjectPart, SubjectExtent]) -> bool:
     """Whether files cost more than rows. The source reads a small batch as one task, which would write hundreds of
     files one after the other. After a shuffle of the few rows every core writes its share."""
     messages = sum(end - begin for begin, end in batch.values())
-    return len(batch) > columns.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
+    return len(batch) > archive_log.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
 
 
 def _shown(part: SubjectPart) -> str:
@@ -286,11 +285,11 @@ class _ArchiveRun:
         self._pace = ProgressCounter(watch, "archive")
         self._noted: dict[SubjectPart, int] = {}
         files = Files(spark, options.path)
-        ledger_ = ArchiveRunRecord(files) if files.exists(manifest.MARK) else None  # repairs even without a broker
+        commits = ArchiveRunRecord(files) if files.exists(manifest.MARK) else None  # repairs even without a broker
         extents = self._planner.extents()  # refuses an unknown subject before anything is made
-        self._ledger = ledger_ or ArchiveRunRecord(files)
+        self._commits = commits or ArchiveRunRecord(files)
         self._target = {part: extent.end for part, extent in extents.items()} if options.once else None
-        self.done = Archived(self._ledger.files.root)
+        self.done = Archived(self._commits.files.root)
 
     def run(self, is_to_end: Callable[[], bool]) -> Archived:
         is_behind, last_ns = True, 0
@@ -310,7 +309,7 @@ class _ArchiveRun:
                 host.sleep(min(wait_s, _POLL_MS / 1_000))
             else:
                 self._planner.wait({part: extent.end for part, extent in extents.items()}, _POLL_MS)
-        state = self._ledger.state
+        state = self._commits.state
         self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
         parts = [SubjectPart(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
         self.done.ends = {_shown(part): end for part in parts if (end := state.end(*part)) is not None}
@@ -324,10 +323,10 @@ class _ArchiveRun:
         self._settle_beginnings(extents)
         planned = {}
         for part, extent in extents.items():
-            done = self._ledger.state.end(*self._own(part)) or 0
+            done = self._commits.state.end(*self._own(part)) or 0
             if done > extent.end:  # on the copy that was asked now
                 extent = extent._replace(end=max(extent.end, self._planner.awaited(part, done)))  # noqa: PLW2901
-            begin = resumed(self._ledger.state, part, extent, self._log_id(part), self._options)
+            begin = resumed(self._commits.state, part, extent, self._log_id(part), self._options)
             end = extent.end if self._target is None else min(extent.end, self._target.get(part, 0))
             self._note(part, begin)
             if end > begin:
@@ -336,29 +335,29 @@ class _ArchiveRun:
 
     def _own(self, part: SubjectPart) -> SubjectPart:
         """The part's name in the archive."""
-        return archived_as(self._ledger.state, part, self._log_id(part))
+        return archived_as(self._commits.state, part, self._log_id(part))
 
     def _check_kinds(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
         logs: dict[str, dict[str, str]] = {}
         for part in extents:
             logs.setdefault(part.subject, {})[part.broker_group] = self._log_id(part)
         for subject, of in logs.items():
-            check_kind(self._ledger.state, subject, of, self._options)
+            check_kind(self._commits.state, subject, of, self._options)
 
     def _settle_beginnings(self, extents: Mapping[SubjectPart, SubjectExtent]) -> None:
         """Where new subjects begin. Places other than the earliest are committed at once: if they were resolved again
         after a failed batch, the messages in between would be skipped."""
         self._places.check("starting", extents)
-        places = {part: self._place(part) for part in extents if self._ledger.state.end(*self._own(part)) is None}
+        places = {part: self._place(part) for part in extents if self._commits.state.end(*self._own(part)) is None}
         new = {part: place for part, place in places.items() if place != EARLIEST}
         if not new:
             return
         begins = self._planner.resolve(new)
-        self._ledger.commit([], [self._range(part, begin, begin, 0) for part, begin in begins.items()])
+        self._commits.commit([], [self._range(part, begin, begin, 0) for part, begin in begins.items()])
 
     def _place(self, part: SubjectPart) -> Where:
         """Where a new part begins: at its first message, if the archive has the subject from another broker group."""
-        is_known = bool(self._ledger.state.ranges.get(part.subject))
+        is_known = bool(self._commits.state.ranges.get(part.subject))
         return EARLIEST if is_known else self._places.place(part)
 
     def _range(self, part: SubjectPart, begin: int, end: int, rows: int) -> ArchivedRange:
@@ -383,14 +382,14 @@ class _ArchiveRun:
             self._write(batch)
             self._confirm(batch)
         except (PySparkException, FairwayError):
-            self._ledger.abandon()
+            self._commits.abandon()
             raise
-        staged = self._ledger.staged()
+        staged = self._commits.staged()
         rows_of = Counter[SubjectPart]()
         for _, file in staged:
             rows_of[SubjectPart(file.subject, file.broker_group)] += file.rows
         ranges = [self._range(part, begin, end, rows_of[self._own(part)]) for part, (begin, end) in batch.items()]
-        self._ledger.commit(staged, ranges)
+        self._commits.commit(staged, ranges)
         rows = sum(each.rows for each in ranges)
         self.done.rows += rows
         self.done.missing += manifest.missing(ranges)
@@ -398,7 +397,7 @@ class _ArchiveRun:
         for part, (_, end) in batch.items():
             self._note(part, end)
         if self._options.compact:
-            self.done.compacted += compact(self._spark, self._ledger)
+            self.done.compacted += compact(self._spark, self._commits)
 
     def _write(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         reader = self._spark.read.format("fairway").options(
@@ -408,15 +407,15 @@ class _ArchiveRun:
             ending=explicit({part: end for part, (_, end) in batch.items()}),
             patienceSeconds=str(self._options.patience_s),
         )
-        rows = reader.load().withColumn("date", columns.utc_date("appended_at"))
+        rows = reader.load().withColumn("date", archive_log.utc_date("appended_at"))
         names = {part: own.broker_group for part in batch if (own := self._own(part)) != part}
-        rows = columns.to_stage(columns.renamed(rows, names))
+        rows = to_stage(archive_log.renamed(rows, names))
         cores = self._spark.sparkContext.defaultParallelism
         if has_small_files(batch):
-            rows = columns.by_file(rows, cores)
+            rows = by_file(rows, cores)
         else:
             rows = rows.coalesce(max(cores, self._options.batch_mib * MIB // TARGET_BYTES))
-        columns.stage(rows, self._ledger.room)
+        stage(rows, self._commits.room)
 
     def _confirm(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
         """Check that Spark has read the logs that were planned, and that they still have everything."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.spark.jobs import archive_log, columns, findings
+from fairway.spark.jobs import archive_log, findings
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveState
 from fairway.spark.plan import SubjectExtent
@@ -122,7 +122,7 @@ def open_archive(
     named = [each for each in meant if each.date >= oldest]
     there = files.all_data() if named else set()
     gone = tuple(sorted(each.path for each in named if each.path not in there))
-    rows = columns.frame(spark, files.root, [each for each in named if each.path in there])
+    rows = archive_log.frame(spark, files.root, [each for each in named if each.path in there])
     return Archive(files.root, rows, tuple(_ranges(state, files.root, log_ids, extents)), gone)
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway.errors import Misuse
 from fairway.spark.frames import MESSAGES
-from fairway.spark.jobs import archive_log, columns
+from fairway.spark.jobs import archive_log
 from fairway.spark.jobs.files import Files
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, hint, is_pattern
 
@@ -125,7 +125,7 @@ def _archived_rows(spark: SparkSession, picking: Picking, log_ids: Mapping[str, 
     since = _date(picking.since) if picking.since is not None else ""
     until = _date(picking.until) if picking.until is not None else "9999-12-31"
     chosen = [each for each in state.files.values() if each.subject in wanted and since <= each.date <= until]
-    return columns.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
+    return archive_log.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
 
 
 def archived(spark: SparkSession, picking: Picking) -> int:

@@ -18,7 +18,7 @@ from fairway.client.idempotence import REPLAY_ID
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark.frames import MESSAGES
-from fairway.spark.jobs import archive, audit, business_rows, reconcile, server_counts
+from fairway.spark.jobs import archive, audit, business_rows, reconcile, server_status
 from fairway.spark.jobs.audit import STRETCH, Archive, Whole, holes
 from fairway.spark.jobs.manifest import ArchivedRange
 from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
@@ -237,7 +237,7 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
 
 def test_broker_without_delayed_messages_has_none_scheduled(tmp_path: Path) -> None:
     with running(tmp_path / "data") as broker:
-        found = server_counts.scheduled(broker.url, 30, ["orders"], 60_000)
+        found = server_status.scheduled(broker.url, 30, ["orders"], 60_000)
     assert (found.is_there, dict(found.messages)) == (False, {})
 
 

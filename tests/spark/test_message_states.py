@@ -25,8 +25,8 @@ from fairway.group_events import LOST, REJECTED, RELEASED, SKIPPED, ActionKind, 
 from fairway.groups import GroupConfig, config
 from fairway.groups.config import Mode
 from fairway.spark.events.frames import EVENTS, ActionFramer, EventFilter, columns_of
-from fairway.spark.jobs.broker_status import ConsumptionStatus
 from fairway.spark.jobs.message_lifecycle import followed
+from fairway.spark.jobs.server_status import ConsumptionStatus
 from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 from fairway.storage.action_log import Action, pack

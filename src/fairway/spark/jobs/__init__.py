@@ -15,8 +15,7 @@ What several jobs use:
     job                errors, shuffle sizes, progress, options, the session, exit statuses
     selection          which messages a job is about: from an archive or the live log, by time, key, tag or SQL
     message_lifecycle  one row for each message and group, from messages and events
-    broker_status      subjects, groups and inboxes, asked of brokers before a job reads
-    server_counts      what brokers and delay servers count themselves
+    server_status      what brokers and delay servers say: subjects, groups, inboxes, and what they count themselves
     capacity           figures that servers give when asked, and those of their `/metrics`
     page               a report as one HTML file
     plots              plots as SVG, and how quantities are written

@@ -23,12 +23,13 @@ from urllib.parse import urlsplit
 from fairway.client import url as urls
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
-from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDescription
+from fairway.protocol.admin_messages import Depth, GroupDescription
 from fairway.redaction import without_password
 from fairway.runtime.blocking_connection import BlockingConnection, WireCut
 from fairway.runtime.clock import RealClock
+from fairway.spark.jobs.server_status import described, waiting_in
 from fairway.spark.options import hint, is_meant, is_pattern
-from fairway.spark.server_groups import DELAY, ServerGroupAddress, ServerGroups, broker_places, caller_to
+from fairway.spark.server_groups import DELAY, ServerGroups, broker_places, caller_to
 
 PAGE_BYTES_MAX: Final = 64 << 20
 _PATIENCE_S: Final = 10.0
@@ -221,24 +222,14 @@ def look(url: str, patience_s: int) -> Seen:
     """Ask a broker, or all broker groups of a cluster, for all subjects and groups."""
     seen = Seen(0, {}, {})
     for place in broker_places(url, patience_s):
-        for page in _pages(place):
-            seen.now_ms = max(seen.now_ms, page.broker.now_ms)
-            for subject in page.subjects:
-                seen.ends.setdefault(subject.name, {})[place.broker_group] = subject.committed_end
-                for each in subject.groups:
-                    seen.groups.setdefault((subject.name, each.name), {})[place.broker_group] = each
+        with caller_to(place) as caller:
+            for page in described(caller, Depth.CONSUMERS):
+                seen.now_ms = max(seen.now_ms, page.broker.now_ms)
+                for subject in page.subjects:
+                    seen.ends.setdefault(subject.name, {})[place.broker_group] = subject.committed_end
+                    for each in subject.groups:
+                        seen.groups.setdefault((subject.name, each.name), {})[place.broker_group] = each
     return seen
-
-
-def _pages(place: ServerGroupAddress) -> Iterator[Described]:
-    after = ""
-    with caller_to(place) as caller:
-        while True:
-            page = caller.ask(Describe(Depth.CONSUMERS, None, None, after), Described)
-            yield page
-            after = page.next
-            if not after:
-                return
 
 
 def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
@@ -330,11 +321,6 @@ def _group(
         weight=max(state.weight for state in states),
         is_paused=any(state.is_paused for state in states),
     )
-
-
-def waiting_in(state: GroupDescription) -> int:
-    """Messages that were handed out, and are to be handed out again or to become dead letters."""
-    return state.returned + state.retrying + state.dying
 
 
 # --- delayed messages -------------------------------------------------------------------------------------------------

@@ -61,9 +61,9 @@ from fairway.groups.config import Mode
 from fairway.spark.events.frames import EVENTS
 from fairway.spark.jobs import archive_log
 from fairway.spark.jobs import selection as pickings
-from fairway.spark.jobs.broker_status import ConsumptionStatus, look
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.selection import Picking
+from fairway.spark.jobs.server_status import ConsumptionStatus, look
 from fairway.spark.plan import SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 

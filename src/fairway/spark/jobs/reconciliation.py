@@ -21,7 +21,7 @@ from fairway.spark.jobs import (
     business_rows,
     findings,
     producer_buffers,
-    server_counts,
+    server_status,
 )
 from fairway.spark.jobs.audit import Archive, Whole, holes
 from fairway.spark.jobs.files import Files
@@ -282,7 +282,7 @@ class Reconciling:
         """Findings: groups for which the log and the broker disagree. What groups hold is compared only if no group has
         acted meanwhile."""
         before, options = self._scope.counts, self._options
-        after = server_counts.counts(options.url, options.patience_s, self._scope.names)
+        after = server_status.counts(options.url, options.patience_s, self._scope.names)
         held_by = Counter(part.subject for part in self._scope.extents)
         is_still = before.positions == after.positions and not (options.since or options.until)
         differing = []

@@ -36,7 +36,7 @@ from fairway.names import GroupName, Subject
 from fairway.protocol.admin_messages import Depth, Describe, Described
 from fairway.runtime import host
 from fairway.runtime.clock import Clock, RealClock
-from fairway.spark.jobs import job, selection, server_counts
+from fairway.spark.jobs import job, selection, server_status
 from fairway.spark.jobs import manifest as archives
 from fairway.spark.jobs.files import Files, NameTaken
 from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
@@ -253,7 +253,7 @@ class _ReplayRun:
     def _select(self) -> DataFrame:
         options = self._options
         # An archive may have another name for a broker group than the cluster where the copies are traced.
-        names = server_counts.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
+        names = server_status.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
         rows = selection.messages(self._spark, options.picking, names).orderBy(*_ORDER)
         marked = rows.withColumn("headers", self._marked())
         return marked.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)

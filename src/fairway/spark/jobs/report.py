@@ -38,6 +38,7 @@ from fairway.runtime import host
 from fairway.spark.jobs import capacity, job, plots, report_page, selection
 from fairway.spark.jobs.capacity import ALL, DelayCapacity, GroupCapacity, Seen
 from fairway.spark.jobs.job import Point, ProgressListener, sentences, unwatched
+from fairway.spark.jobs.server_status import waiting_in
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 from fairway.spark.server_groups import BROKER_GROUP
 
@@ -343,7 +344,7 @@ def _known(group: GroupCapacity, seen: Seen) -> Iterator[Known]:
         if state is None:
             yield Known(group.subject, group.group, 0, 0, end, name)
         else:
-            owed = state.lag + state.in_flight + capacity.waiting_in(state)
+            owed = state.lag + state.in_flight + waiting_in(state)
             yield Known(group.subject, group.group, owed, state.in_flight, end, name)
 
 

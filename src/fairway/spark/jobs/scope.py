@@ -19,7 +19,7 @@ from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark.delayed import PENDING
 from fairway.spark.frames import MESSAGES
-from fairway.spark.jobs import balances, business_rows, message_lifecycle, server_counts
+from fairway.spark.jobs import balances, business_rows, message_lifecycle, server_status
 from fairway.spark.jobs.reconcile_options import ReconcileOptions
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import Where, explicit, hint, read_options
@@ -44,9 +44,9 @@ class Scope:
             names = list(dict.fromkeys(part.subject for part in parts))
             if not names:
                 raise Misuse(f"no subject at {planner.where} is meant by {', '.join(options.subjects)}")
-            self.scheduled = server_counts.scheduled(options.url, options.patience_s, names, options.window_ms)
+            self.scheduled = server_status.scheduled(options.url, options.patience_s, names, options.window_ms)
             self.pending = self._pending(names)
-            self.counts = server_counts.counts(options.url, options.patience_s, names)
+            self.counts = server_status.counts(options.url, options.patience_s, names)
             begins, ends = _resolved(planner, options.since, parts), _resolved(planner, options.until, parts)
         finally:
             planner.close()

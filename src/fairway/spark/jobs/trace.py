@@ -17,11 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 from fairway.client.message_states import ACKED, OPEN, STATES
 from fairway.errors import BadName, Misuse
 from fairway.names import GroupName
-from fairway.spark.jobs import broker_status, job, selection
-from fairway.spark.jobs.broker_status import ConsumptionStatus
+from fairway.spark.jobs import job, selection, server_status
 from fairway.spark.jobs.job import Point, ProgressListener, sentences, unwatched
 from fairway.spark.jobs.message_lifecycle import lives
 from fairway.spark.jobs.selection import Picking
+from fairway.spark.jobs.server_status import ConsumptionStatus
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 TOP: Final = 5
@@ -96,7 +96,7 @@ def run(spark: SparkSession, options: TraceOptions, watch: ProgressListener = un
     """Trace the selected messages."""
     groups = _checked(options.groups)
     with sentences("tracing"):
-        seen = broker_status.look(options.picking, groups)
+        seen = server_status.look(options.picking, groups)
         messages = sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)
         watch(Point("trace", messages))
         with job.sized(spark, messages + selection.archived(spark, options.picking)):

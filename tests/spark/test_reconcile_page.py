@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
-from fairway.spark.jobs import findings, reconcile_page
+from fairway.spark.jobs import findings, reconcile
 from fairway.spark.jobs.reconcile_options import Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
 
 AT = datetime(2026, 11, 18, 4, 40, 15, tzinfo=UTC)
@@ -23,7 +23,7 @@ def finding(reason: str, identity: str, group: str | None = None) -> Discrepancy
 
 def shown(result: ReconcileResult) -> ET.Element:
     options = ReconcileOptions(("order.*",), late_after_s=90, stuck_after_s=300)
-    return ET.fromstring(reconcile_page.page(result, options).html().partition("\n")[2])
+    return ET.fromstring(reconcile.page(result, options).html().partition("\n")[2])
 
 
 def texts(root: ET.Element, name: str) -> list[str]:

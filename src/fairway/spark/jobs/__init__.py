@@ -30,14 +30,12 @@ The archive:
 The reconciliation:
 
     reconcile_options  options and result
-    reconciliation     one run
-    scope              which messages it covers, and what servers say of them
+    reconciliation     one run, and the messages it covers
     business_rows      compares business rows with the log
     producer_buffers   what outboxes and spools still hold
     audit              compares an archive with the log; finds holes
     findings           what is wrong, and the remedies
     balances           sums per subject, group and window
-    reconcile_page     the HTML page of the result
 
     report_page        the HTML page of a report
 

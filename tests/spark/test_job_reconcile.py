@@ -18,7 +18,7 @@ from fairway.client.idempotence import REPLAY_ID
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark.frames import MESSAGES
-from fairway.spark.jobs import archive, audit, business_rows, reconcile, server_status
+from fairway.spark.jobs import archive, audit, producer_records, reconcile, server_status
 from fairway.spark.jobs.audit import STRETCH, Archive, Whole, holes
 from fairway.spark.jobs.manifest import ArchivedRange
 from fairway.spark.jobs.reconcile import Discrepancy, ReconcileOptions, ReconcileResult
@@ -112,7 +112,7 @@ def test_clean_books_balance(spark: SparkSession, url: str, client: Client, tmp_
     assert result.findings == []
     assert result.counts == _NOTHING
     assert result.is_balanced
-    assert result.rows == {business_rows.STORED: 20}
+    assert result.rows == {producer_records.STORED: 20}
     assert result.notes == []
     books = {each.group: each for each in result.books}
     assert set(books) == {"archive", "billing", "stock"}
@@ -220,10 +220,10 @@ def test_rows_by_key_and_what_is_scheduled(spark: SparkSession, url: str, client
     )
     result = reconcile.run(spark, ReconcileOptions((subject,), url, match="key", late_after_s=60), rows)
     assert result.rows == {
-        business_rows.STORED: 2,
-        business_rows.SCHEDULED: 1,
-        business_rows.MISSING: 1,
-        business_rows.UNDER_WAY: 1,
+        producer_records.STORED: 2,
+        producer_records.SCHEDULED: 1,
+        producer_records.MISSING: 1,
+        producer_records.UNDER_WAY: 1,
     }
     assert [each.id for each in named(result, "missing")] == ["o-4"]
     assert [(each.reason, each.id) for each in named(result, "duplicate")] == [("row stored twice", ids[2])]

@@ -14,7 +14,7 @@ import fairway
 from fairway.batch import MessageId
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError
-from fairway.spark.jobs import business_rows, producer_buffers, reconcile
+from fairway.spark.jobs import producer_records, reconcile
 from fairway.spark.jobs.reconcile import ReconcileOptions
 from fairway.sql import Outbox
 from tests.spark.test_job_reconcile import NEVER_LATE_S, consume, named, table
@@ -71,10 +71,10 @@ def test_what_producers_hold_is_outstanding_and_what_nobody_has_is_lost(
     )
     result = reconcile.run(spark, options)
     assert result.rows == {
-        business_rows.STORED: 1,
-        business_rows.SET_ASIDE: 1,
-        business_rows.AT_PRODUCER: 3,
-        business_rows.MISSING: 1,
+        producer_records.STORED: 1,
+        producer_records.SET_ASIDE: 1,
+        producer_records.AT_PRODUCER: 3,
+        producer_records.MISSING: 1,
     }
     assert [each.id for each in named(result, "missing")] == [lost]
     (stuck,) = named(result, "stuck")
@@ -100,13 +100,13 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
     patient = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, spools=(str(spool),))
     result = reconcile.run(spark, patient)
     assert result.is_balanced
-    assert result.rows == {business_rows.AT_PRODUCER: 3}
+    assert result.rows == {producer_records.AT_PRODUCER: 3}
     (book,) = result.books
     assert (book.sent, book.stored, book.unsent, book.missing) == (4, 1, 3, 0)
     with fairway.connect(url, spool=fairway.SpoolOptions(str(spool), adopt_ms=10)) as draining:
         assert draining.wait_drained(WAIT_S)
     consume(client, subject, "billing", 3)
-    assert list(producer_buffers._messages(patient, [])) == []
+    assert list(producer_records._messages(patient, [])) == []
     again = in_spool(spool, subject, 1)
     hasty = ReconcileOptions((subject,), url, late_after_s=NEVER_LATE_S, stuck_after_s=0, spools=(str(spool),))
     result = reconcile.run(spark, hasty)
@@ -117,7 +117,7 @@ def test_without_a_table_of_rows_the_books_count_what_waits(
 def test_what_is_held_is_read_chunk_by_chunk(spark: SparkSession, tmp_path: Path) -> None:
     spooled = in_spool(tmp_path / "spool", "rec.chunks", 5)
     options = ReconcileOptions(("rec.*",), match="key", spools=(str(tmp_path / "spool"),))
-    found = producer_buffers.load(spark, options, [], chunk_rows=2)
+    found = producer_records.load_held(spark, options, [], chunk_rows=2)
     assert found is not None
     keys = [f"s-{number}" for number in range(5)]
     assert sorted((row["id"], row["row"]) for row in found.collect()) == sorted(zip(spooled, keys, strict=True))
@@ -132,4 +132,4 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     ]
     for wrong, said in cases:
         with pytest.raises(FairwayError, match=said):
-            list(producer_buffers._messages(ReconcileOptions(("rec.known",), **wrong), []))  # type: ignore[arg-type]
+            list(producer_records._messages(ReconcileOptions(("rec.known",), **wrong), []))  # type: ignore[arg-type]

@@ -31,8 +31,7 @@ The reconciliation:
 
     reconcile_options  options and result
     reconciliation     one run, and the messages it covers
-    business_rows      compares business rows with the log
-    producer_buffers   what outboxes and spools still hold
+    producer_records   business rows, and what outboxes and spools still hold, compared with the log
     audit              compares an archive with the log; finds holes
     findings           what is wrong, and the remedies
     balances           sums per subject, group and window

@@ -199,12 +199,12 @@ def compared(
     return findings.found(
         one,
         F.col("reason"),
+        "subject",
+        "sequence",
         detail=F.concat(_both_sides(), findings.within()),
         id=true["id"],
         key=F.when(F.col("in_log") > 0, F.col("logged.key")).otherwise(F.col("archived.key")),
         since=true["appended_at"],
-        at=true["appended_at"],
-        **{name: F.col(name) for name in ("subject", "sequence")},
     )
 
 
@@ -267,14 +267,13 @@ def gone(
     return findings.found(
         gaps.filter(reduce(Column.__or__, is_short, F.lit(False))),
         findings.GONE,
-        subject=F.col("subject"),
+        "subject",
         sequence=F.col("first"),
         messages=F.col("end") - F.col("first"),
         since=F.col("at"),
         detail=F.concat(
             F.format_string("the archive has no rows %d to %d", F.col("first"), F.col("end") - 1), findings.within()
         ),
-        at=F.col("at"),
     )
 
 

@@ -110,9 +110,14 @@ COLUMNS: Final[dict[str, str]] = {
 }
 
 
-def found(rows: DataFrame, reason: str | Column, **values: Column) -> DataFrame:
-    """Findings made of rows. Columns that are not given are null, except `messages`, which is 1."""
-    of = {"messages": F.lit(1), **values}
+MESSAGE: Final = ("subject", "id", "key", "sequence")  # the columns that name a message
+
+
+def found(rows: DataFrame, reason: str | Column, *same: str, **values: Column) -> DataFrame:
+    """Findings made of rows. The columns `same` have the values that the rows have under these names. Of columns that
+    are not given, `messages` is 1, `at` is the time of `since`, and the others are null."""
+    of = {"messages": F.lit(1), **{name: F.col(name) for name in same}, **values}
+    of.setdefault("at", of["since"])
     said = F.lit(reason) if isinstance(reason, str) else reason
     columns = [of.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in COLUMNS.items()]
     return rows.select(said.alias("reason"), *columns)
@@ -153,13 +158,9 @@ def stored_twice(copies: DataFrame) -> DataFrame:
     return found(
         copies,
         STORED_TWICE,
-        subject=F.col("subject"),
-        id=F.col("id"),
-        key=F.col("key"),
-        sequence=F.col("sequence"),
+        *MESSAGE,
         since=F.col("appended_at"),
         detail=F.format_string("first stored as %d", "first"),
-        at=F.col("appended_at"),
     )
 
 
@@ -167,14 +168,13 @@ def holes(gaps: DataFrame) -> DataFrame:
     return found(
         gaps,
         HOLE,
-        subject=F.col("subject"),
+        "subject",
         sequence=F.col("first"),
         messages=F.col("end") - F.col("first"),
         since=F.col("at"),
         detail=F.concat(
             F.format_string("no message has the sequences %d to %d", F.col("first"), F.col("end") - 1), within()
         ),
-        at=F.col("at"),
     )
 
 
@@ -183,13 +183,12 @@ def lost(events: DataFrame) -> DataFrame:
     return found(
         events,
         LOST,
-        subject=F.col("subject"),
-        group=F.col("group"),
+        "subject",
+        "group",
         sequence=F.col("first_sequence"),
         messages=F.col("count"),
         since=F.col("at"),
         detail=F.format_string("%d messages from %d on", F.col("count"), F.col("first_sequence")),
-        at=F.col("at"),
     )
 
 
@@ -241,7 +240,8 @@ def of_messages(accounts: DataFrame, now_ms: int) -> DataFrame:
     return found(
         rows,
         reason,
-        **{name: F.col(name) for name in ("subject", "group", "id", "key", "sequence")},
+        "group",
+        *MESSAGE,
         since=F.when(reason == F.col("stuck"), F.col("stuck_since"))
         .when(reason == ACKED_TWICE, F.col("acked_at"))
         .otherwise(F.col("owed_since")),
@@ -269,7 +269,7 @@ def stalled(accounts: DataFrame, groups: DataFrame, now_ms: int, stuck_after_ms:
     return found(
         rows.filter(F.lit(now_ms) - F.unix_millis("since") > stuck_after_ms),
         NO_ACKS,
-        **{name: F.col(name) for name in ("subject", "group", "id", "sequence", "messages", "since")},
+        *("subject", "group", "id", "sequence", "messages", "since"),
         detail=F.format_string("%d messages wait, this one is the oldest", "messages"),
         at=F.col("oldest_at"),
     )

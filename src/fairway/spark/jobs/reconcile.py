@@ -5,9 +5,9 @@ did. If one side has something that another lacks, that is a finding, named by s
 writes only the output that is asked for.
 
     reconcile_options  options and result                    reconciliation     one run, and the messages it covers
-    business_rows      business rows against the log         producer_buffers   what outboxes and spools still hold
+    producer_records   what producers say that they sent     message_lifecycle  what became of messages in groups
     audit              an archive against the log; holes     findings           what is wrong, and the remedies
-    balances           sums per subject, group and window    message_lifecycle  what became of messages in groups
+    balances           sums per subject, group and window
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fairway.client import core
 from fairway.errors import Misuse
-from fairway.spark.jobs import business_rows, job, plots, selection
+from fairway.spark.jobs import job, plots, producer_records, selection
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.findings import DIFFERING, DUPLICATE, LATE, MISSING, STRANGER, STUCK
 from fairway.spark.jobs.job import ProgressListener, sentences, unwatched
@@ -59,7 +59,7 @@ def run(
         if options.output is not None and Files(spark, options.output).exists():
             raise Misuse(f"{options.output} is there already: name a new directory for --output")
         if rows is None and options.sent is not None:
-            rows = business_rows.load(spark, options.sent, options.sent_format)
+            rows = producer_records.load_rows(spark, options.sent, options.sent_format)
         reconciliation = Reconciliation(spark, options, rows, watch)
         try:
             with job.sized(spark, reconciliation.size()):

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Final
 
 from fairway.errors import Misuse
-from fairway.spark.jobs.business_rows import ID, check_match
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 WINDOW_S: Final = 3_600.0
@@ -15,6 +14,7 @@ LATE_AFTER_S: Final = 60.0
 STUCK_AFTER_S: Final = 300.0
 TOP: Final = 20
 OUTBOX_TABLE: Final = "fairway_outbox"
+ID, KEY, HEADER = "id", "key", "header:"  # parts of a message that may hold the id of its business row
 MS: Final = 1_000
 
 
@@ -127,3 +127,12 @@ class ReconcileResult:
     windows: list[GroupBalance] = field(default_factory=list)
     findings: list[Discrepancy] = field(default_factory=list)  # the first of each kind
     notes: list[str] = field(default_factory=list)
+
+
+def needs_headers(match: str) -> bool:
+    return match.startswith(HEADER)
+
+
+def check_match(match: str) -> None:
+    if match not in {ID, KEY} and not (needs_headers(match) and match != HEADER):
+        raise Misuse(f"--match {match!r}: rows are found by id, by key, or by header:NAME")

@@ -28,16 +28,23 @@ from fairway.spark.jobs import (
     archive_log,
     audit,
     balances,
-    business_rows,
     findings,
     message_lifecycle,
-    producer_buffers,
+    producer_records,
     server_status,
 )
 from fairway.spark.jobs.audit import Archive, Whole, holes
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import Point, ProgressListener
-from fairway.spark.jobs.reconcile_options import MS, Discrepancy, GroupBalance, ReconcileOptions, ReconcileResult
+from fairway.spark.jobs.reconcile_options import (
+    ID,
+    MS,
+    Discrepancy,
+    GroupBalance,
+    ReconcileOptions,
+    ReconcileResult,
+    needs_headers,
+)
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import Where, explicit, hint, read_options
 from fairway.spark.plan import Planner, SubjectExtent
@@ -93,12 +100,12 @@ class Scope:
         match = self._options.match
         if not self._has_rows or not sum(self.scheduled.messages.values()):
             return self._spark.createDataFrame([], "subject string, id string, row string")
-        wanted = {"subject", "id", "headers" if business_rows.needs_headers(match) else match}
+        wanted = {"subject", "id", "headers" if needs_headers(match) else match}
         reader = self._spark.read.format("fairway.delayed").options(
             url=self._options.url, subject=",".join(names), patienceSeconds=str(self._options.patience_s)
         )
         pending = reader.schema(StructType([each for each in PENDING.fields if each.name in wanted])).load()
-        return pending.select("subject", "id", business_rows.row_of(match).alias("row")).localCheckpoint()
+        return pending.select("subject", "id", producer_records.row_of(match).alias("row")).localCheckpoint()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -186,9 +193,9 @@ class Reconciliation:
         self._kept: list[DataFrame] = []
         self._waiting: DataFrame | None = None  # what producers hold, with fates
         notes: list[str] = []
-        self._held = producer_buffers.load(spark, options, notes)
+        self._held = producer_records.load_held(spark, options, notes)
         self._given = rows
-        self._rows = None if rows is None else business_rows.prepared(rows, options.subjects)  # persisted by `run`
+        self._rows = None if rows is None else producer_records.prepared(rows, options.subjects)  # persisted by `run`
         self._scope = Scope(spark, options, has_rows=rows is not None or self._held is not None)
         self._scope.notes.extend(notes)
 
@@ -230,13 +237,13 @@ class Reconciliation:
         if judged is not None and self._rows is not None:
             parts += self._of_rows(self._rows, messages, judged)
         if self._waiting is not None:
-            parts.append(producer_buffers.unsent(self._waiting, scope.counts.now_ms, options.stuck_after_ms))
-            scope.notes.extend(producer_buffers.notes_of(self._waiting))
+            parts.append(producer_records.unsent(self._waiting, scope.counts.now_ms, options.stuck_after_ms))
+            scope.notes.extend(producer_records.notes_of(self._waiting))
         return self._result(messages, accounts, judged, findings.together(parts).localCheckpoint())
 
     def _log(self) -> DataFrame:
         """The messages with the columns to compare; payloads are reduced to digests."""
-        headers = ("headers",) if self._rows is not None and business_rows.needs_headers(self._options.match) else ()
+        headers = ("headers",) if self._rows is not None and needs_headers(self._options.match) else ()
         if self._options.archive is None:
             return self._scope.log((*COLUMNS, *headers))
         whole = audit.with_content(self._scope.log((*COLUMNS, *audit.PAYLOADS)))
@@ -312,17 +319,16 @@ class Reconciliation:
         archived, begins = self._before(log)
         parts = []
         if self._held is not None:
-            some = business_rows.within(self._held, options.since, options.until)
-            self._waiting = producer_buffers.judged(some, log, scope.pending, archived).localCheckpoint()
-            own = self._waiting if self._rows is None else business_rows.unspoken(self._rows, self._waiting)
+            some = producer_records.within(self._held, options.since, options.until)
+            self._waiting = producer_records.judged_held(some, log, scope.pending, archived).localCheckpoint()
+            own = self._waiting if self._rows is None else producer_records.unspoken(self._rows, self._waiting)
             parts.append(own.select(F.col("id").alias("row"), "subject", "sent_at", "at", "fate"))
         if self._rows is not None:
-            rows = business_rows.within(self._rows, options.since, options.until)
+            rows = producer_records.within(self._rows, options.since, options.until)
             under_way_after_ms = scope.counts.now_ms - options.late_after_ms
             there = self._as_rows(log)
-            parts.append(
-                business_rows.judged(rows, there, scope.pending, archived, begins, under_way_after_ms, self._waiting)
-            )
+            sides = there, scope.pending, archived
+            parts.append(producer_records.judged_rows(rows, *sides, begins, under_way_after_ms, self._waiting))
         judged = reduce(DataFrame.unionByName, parts)
         # A checkpoint has as few parts as its rows need; a persisted frame has one for each part of a shuffle.
         return judged.fillna(", ".join(options.subjects), ["subject"]).localCheckpoint()
@@ -348,12 +354,12 @@ class Reconciliation:
         return archived, begins
 
     def _as_rows(self, messages: DataFrame) -> DataFrame:
-        return messages.withColumn("row", business_rows.row_of(self._options.match))
+        return messages.withColumn("row", producer_records.row_of(self._options.match))
 
     def _of_rows(self, rows: DataFrame, messages: DataFrame, judged: DataFrame) -> list[DataFrame]:
         stored = self._as_rows(messages)
-        parts = [business_rows.never_stored(judged), business_rows.strangers(rows, stored)]
-        return parts if self._options.match == business_rows.ID else [*parts, business_rows.rows_twice(rows, stored)]
+        parts = [producer_records.never_stored(judged), producer_records.strangers(rows, stored)]
+        return parts if self._options.match == ID else [*parts, producer_records.rows_twice(rows, stored)]
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
@@ -396,7 +402,7 @@ class Reconciliation:
             balances.amounts(self._due(), F.col("window"), scheduled=F.col("due")),
         ]
         if judged is not None:
-            is_unsent = F.col("fate").isin(*producer_buffers.UNSENT)
+            is_unsent = F.col("fate").isin(*producer_records.UNSENT)
             common.append(balances.amounts(judged.filter(is_unsent), at_in, unsent=1, sent=int(self._rows is None)))
         if judged is not None and self._rows is not None:
             return [*common, balances.amounts(messages, stored_in, stored=1), balances.amounts(judged, at_in, sent=1)]
@@ -465,15 +471,14 @@ class Reconciliation:
 
 
 def _notes_of(fates: Mapping[str, int]) -> list[str]:
+    under_way, too_old = (fates.get(fate) for fate in (producer_records.UNDER_WAY, producer_records.TOO_OLD))
     notes = []
-    if fates.get(business_rows.UNDER_WAY):
+    if under_way:
+        notes.append(f"{under_way:,} rows were sent a moment ago and are not stored yet: look again")
+    if too_old:
         notes.append(
-            f"{fates[business_rows.UNDER_WAY]:,} rows were sent a moment ago and are not stored yet: look again"
-        )
-    if fates.get(business_rows.TOO_OLD):
-        notes.append(
-            f"{fates[business_rows.TOO_OLD]:,} rows are older than what retention has left, and nobody can say whether "
-            "they were stored: --archive looks there, --since leaves them out"
+            f"{too_old:,} rows are older than what retention has left, and nobody can say whether they were stored: "
+            "--archive looks there, --since leaves them out"
         )
     return notes
 

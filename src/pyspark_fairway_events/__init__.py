@@ -3,6 +3,6 @@
 try:
     from fairway.spark.events.source import EventSource as DefaultSource  # noqa: F401
 except (ImportError, ValueError) as error:  # ValueError: what `fairway.spark` raises where something is missing
-    from pyspark_fairway import explained
+    from pyspark_fairway import unusable
 
-    globals().update(explained.sources("fairway.events", error))
+    globals().update(unusable("fairway.events", error))

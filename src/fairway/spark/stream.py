@@ -98,7 +98,8 @@ def version_of(said: Mapping[str, Any], source: str) -> int:
 def mapped(offset: Offset, logs: Mapping[str, LogId], where: str) -> Offset:
     """Rename the broker groups of an offset: from a broker given by its address to the cluster that it belongs to by
     now, or the other way round. `logs` are the present ones."""
-    names = renamed({group: log.id for group, log in offset.logs.items()}, _ids(logs), where)
+    then, now = ({group: log.id for group, log in of.items()} for of in (offset.logs, logs))
+    names = renamed(then, now, where)
     return Offset(
         {names[group]: log for group, log in offset.logs.items()},
         {SubjectPart(subject, names[group]): at for (subject, group), at in offset.sequences.items()},
@@ -124,10 +125,6 @@ def renamed(then: Mapping[str, int], now: Mapping[str, int], where: str) -> dict
         f"the checkpoint is of a cluster, and {where} does not have the log of its broker group {', '.join(lost)}: "
         "go on with meta://HOST:PORT, or begin with a new checkpoint"
     )
-
-
-def _ids(logs: Mapping[str, LogId]) -> dict[str, int]:
-    return {group: log.id for group, log in logs.items()}
 
 
 def shares(backlogs: Mapping[T, int], total: int) -> dict[T, int]:
@@ -219,16 +216,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._checked(mapped(begin, self._look.logs, self._look.where), extents)
         self._note_progress(begin, extents)
         if self._target is None and not _backlogs(begin, extents):
-            self._look.wait({part: begin.sequences.get(part, extents[part].end) for part in extents}, self._wait_ms)
+            self._look.wait(
+                {part: begin.sequences.get(part, extents[part].end) for part in extents}, self._options.poll_ms
+            )
             extents = self._extents()
         ends = self._ends(begin, extents, limit)
         if all(begin.sequences.get(part, 0) == end for part, end in ends.items()):
             return start
         return Offset({**begin.logs, **self._look.logs}, {**begin.sequences, **ends}).to_json()
-
-    @property
-    def _wait_ms(self) -> int:
-        return self._options.poll_ms
 
     def _extents(self) -> Mapping[SubjectPart, SubjectExtent]:
         self._seen = self._look.extents()

@@ -28,7 +28,6 @@ from fairway.spark.jobs.findings import DUPLICATE, MISSING
 
 SUBJECT_COUNTS: Final = ("sent", "stored", "scheduled", "unsent", "missing", "duplicates")
 GROUP_COUNTS: Final = ("delivered", "acked", "retried", "dead", "outstanding", "skipped", "lost", "late", "stuck")
-LATENCIES: Final = ("ack_p50_ms", "ack_p95_ms", "ack_p99_ms", "total_p50_ms", "total_p95_ms", "total_p99_ms")
 HELD: Final = "held"  # handed out and not settled, without redriven messages: the broker counts the same
 _SHARES: Final = (0.5, 0.95, 0.99)
 _FINE: Final = 10_000  # a percentile is right to a ten-thousandth of the rank

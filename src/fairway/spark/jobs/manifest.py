@@ -103,9 +103,6 @@ class ArchiveState:
         """The broker groups that the subject was archived from."""
         return sorted({each.broker_group for each in self.ranges.get(subject, ())})
 
-    def files_of(self, subject: str) -> list[ArchiveFile]:
-        return sorted((each for each in self.files.values() if each.subject == subject), key=lambda each: each.first)
-
     def name_of(self, subject: str, log_id: str) -> str | None:
         """The archive's name for the broker group with this log; None: the archive has nothing of it. A broker that was
         named by its address may be in a cluster by now, and the other way round."""

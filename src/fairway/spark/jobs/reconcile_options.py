@@ -9,11 +9,6 @@ from typing import Final
 from fairway.errors import Misuse
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
-WINDOW_S: Final = 3_600.0
-LATE_AFTER_S: Final = 60.0
-STUCK_AFTER_S: Final = 300.0
-TOP: Final = 20
-OUTBOX_TABLE: Final = "fairway_outbox"
 ID, KEY, HEADER = "id", "key", "header:"  # parts of a message that may hold the id of its business row
 MS: Final = 1_000
 
@@ -28,20 +23,20 @@ class ReconcileOptions:
     since: datetime | None = None  # messages that were stored then or later
     until: datetime | None = None  # and before
     groups: tuple[str, ...] = ()  # empty: all
-    window_s: float = WINDOW_S
-    late_after_s: float = LATE_AFTER_S
-    stuck_after_s: float = STUCK_AFTER_S
+    window_s: float = 3_600.0
+    late_after_s: float = 60.0
+    stuck_after_s: float = 300.0
     sent: str | None = None  # business rows: a path, or a table
     sent_format: str | None = None  # None: by the ending of the path
     match: str = ID
     is_strict: bool = False  # a message without a business row breaks the balance, too
-    top: int = TOP  # findings of each kind to name
+    top: int = 20  # findings of each kind to name
     output: str | None = None  # a directory for all findings and balances, as Parquet
     html: str | None = None
     patience_s: int = PATIENCE_S
     # SQLAlchemy's addresses of databases, whose outboxes hold unsent messages; not shown, as they contain passwords
     outboxes: tuple[str, ...] = field(default=(), repr=False)
-    outbox_table: str = OUTBOX_TABLE
+    outbox_table: str = "fairway_outbox"
     spools: tuple[str, ...] = ()  # directories on the driver's machine that hold unsent messages
 
     def __post_init__(self) -> None:

@@ -343,6 +343,18 @@ def _within(name: str, places: Mapping[str, Any]) -> dict[str, Where]:
     return {group: place_of(name, str(place)) for group, place in places.items()}
 
 
+def options_of(url: str, patience_s: int, subjects: Iterable[str]) -> dict[str, str]:
+    """The options that every read of a job gives."""
+    return {"url": url, "subject": ",".join(dict.fromkeys(subjects)), "patienceSeconds": str(patience_s)}
+
+
+def options_of_ranges(url: str, patience_s: int, ranges: Mapping[SubjectPart, tuple[int, int]]) -> dict[str, str]:
+    """The options for messages between two sequences of each subject."""
+    begins, ends = ({part: each[place] for part, each in ranges.items()} for place in (0, 1))
+    told = options_of(url, patience_s, (part.subject for part in ranges))
+    return {**told, "starting": explicit(begins), "ending": explicit(ends)}
+
+
 def explicit(places: Mapping[SubjectPart, int]) -> str:
     """Sequences in the form of the options `starting` and `ending`, each in its broker group."""
     said: dict[str, dict[str, int]] = {}

@@ -34,7 +34,16 @@ from fairway.spark.jobs.archive_log import ArchiveRunRecord, by_file, frame, sta
 from fairway.spark.jobs.files import Files
 from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
 from fairway.spark.jobs.manifest import ArchivedRange, ArchiveFile, ArchiveState
-from fairway.spark.options import DEFAULT_URL, EARLIEST, PATIENCE_S, ReadOptions, Where, explicit, read_options
+from fairway.spark.options import (
+    DEFAULT_URL,
+    EARLIEST,
+    PATIENCE_S,
+    ReadOptions,
+    Where,
+    options_of,
+    options_of_ranges,
+    read_options,
+)
 from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
@@ -197,10 +206,8 @@ def run(
 
 
 def _read_options(options: ArchiveOptions) -> ReadOptions:
-    told = {"url": options.url, "subject": ",".join(options.subjects), "starting": options.starting}
-    if options.group is not None:
-        told["group"] = options.group
-    return read_options({**told, "patienceSeconds": str(options.patience_s)})
+    told = {**options_of(options.url, options.patience_s, options.subjects), "starting": options.starting}
+    return read_options(told if options.group is None else {**told, "group": options.group})
 
 
 def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_id: str, options: ArchiveOptions) -> int:
@@ -400,13 +407,8 @@ class _ArchiveRun:
             self.done.compacted += compact(self._spark, self._commits)
 
     def _write(self, batch: Mapping[SubjectPart, SubjectExtent]) -> None:
-        reader = self._spark.read.format("fairway").options(
-            url=self._options.url,
-            subject=",".join(dict.fromkeys(part.subject for part in batch)),
-            starting=explicit({part: begin for part, (begin, _) in batch.items()}),
-            ending=explicit({part: end for part, (_, end) in batch.items()}),
-            patienceSeconds=str(self._options.patience_s),
-        )
+        told = options_of_ranges(self._options.url, self._options.patience_s, batch)
+        reader = self._spark.read.format("fairway").options(**told)
         rows = reader.load().withColumn("date", archive_log.utc_date("appended_at"))
         names = {part: own.broker_group for part in batch if (own := self._own(part)) != part}
         rows = to_stage(archive_log.renamed(rows, names))

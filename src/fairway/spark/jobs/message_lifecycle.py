@@ -206,12 +206,7 @@ def _events(
     """The events of the wanted messages, read once."""
     if not consumption.extents:
         return spark.createDataFrame([], EVENTS)
-    options = {"url": picking.url, "subject": ",".join(consumption.names), "patienceSeconds": str(picking.patience_s)}
-    if picking.since is not None:
-        options["starting"] = picking.since.isoformat()
-    if groups is not None:
-        options["group"] = ",".join(sorted(groups))
-    read = spark.read.format("fairway.events").options(**options).load()
+    read = pickings.events(spark, picking.url, picking.patience_s, consumption.names, picking.since, groups)
     kinds = {"configured", *STATE_AFTER, *_ENDED}
     return read.filter(F.col("event").isin(*kinds) & F.col("group").isNotNull()).localCheckpoint()
 

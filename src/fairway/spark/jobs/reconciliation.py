@@ -45,8 +45,8 @@ from fairway.spark.jobs.reconcile_options import (
     ReconcileResult,
     needs_headers,
 )
-from fairway.spark.jobs.selection import Picking
-from fairway.spark.options import Where, explicit, hint, read_options
+from fairway.spark.jobs.selection import Picking, events
+from fairway.spark.options import Where, hint, options_of, options_of_ranges, read_options
 from fairway.spark.plan import Planner, SubjectExtent
 from fairway.spark.server_groups import SubjectPart
 
@@ -61,8 +61,7 @@ class Scope:
         self._options = options
         self._has_rows = has_rows
         self.notes: list[str] = []
-        told = {"url": options.url, "subject": ",".join(options.subjects), "patienceSeconds": str(options.patience_s)}
-        planner = Planner(read_options(told))
+        planner = Planner(read_options(options_of(options.url, options.patience_s, options.subjects)))
         try:
             parts = list(planner.extents())
             names = list(dict.fromkeys(part.subject for part in parts))
@@ -101,9 +100,8 @@ class Scope:
         if not self._has_rows or not sum(self.scheduled.messages.values()):
             return self._spark.createDataFrame([], "subject string, id string, row string")
         wanted = {"subject", "id", "headers" if needs_headers(match) else match}
-        reader = self._spark.read.format("fairway.delayed").options(
-            url=self._options.url, subject=",".join(names), patienceSeconds=str(self._options.patience_s)
-        )
+        told = options_of(self._options.url, self._options.patience_s, names)
+        reader = self._spark.read.format("fairway.delayed").options(**told)
         pending = reader.schema(StructType([each for each in PENDING.fields if each.name in wanted])).load()
         return pending.select("subject", "id", producer_records.row_of(match).alias("row")).localCheckpoint()
 
@@ -118,29 +116,19 @@ class Scope:
         some = {part: (begin, ends[part].end) for part, (begin, _) in self.extents.items() if begin < ends[part].end}
         if not some:
             return self._spark.createDataFrame([], schema)
-        reader = self._spark.read.format("fairway").options(
-            url=self._options.url,
-            subject=",".join(dict.fromkeys(part.subject for part in some)),
-            starting=explicit({part: begin for part, (begin, _) in some.items()}),
-            ending=explicit({part: end for part, (_, end) in some.items()}),
-            patienceSeconds=str(self._options.patience_s),
-        )
-        return reader.schema(schema).load()
+        told = options_of_ranges(self._options.url, self._options.patience_s, some)
+        return self._spark.read.format("fairway").options(**told).schema(schema).load()
 
     def groups(self) -> DataFrame:
         """Per subject, broker group and group: `begun_at`, since when the group exists, `last_ack_at`, and what it
         `lost`."""
         options = self._options
-        told = {"url": options.url, "subject": ",".join(self.names), "patienceSeconds": str(options.patience_s)}
-        if options.since is not None:
-            told["starting"] = options.since.isoformat()
-        if options.groups:
-            told["group"] = ",".join(options.groups)
-        events = self._spark.read.format("fairway.events").options(**told).load()
+        of = options.url, options.patience_s, self.names, options.since, options.groups
+        happened = events(self._spark, *of)
         event, at = F.col("event"), F.col("at")
         lost = F.when(event == "lost", F.struct("first_sequence", "count", "at"))
         return (
-            events.filter(F.col("group").isNotNull() & event.isin("configured", "acked", "lost"))
+            happened.filter(F.col("group").isNotNull() & event.isin("configured", "acked", "lost"))
             .groupBy("subject", "broker_group", "group")
             .agg(
                 F.min(F.when(event == "configured", at)).alias("begun_at"),

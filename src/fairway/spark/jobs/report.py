@@ -350,13 +350,9 @@ def _known(group: GroupCapacity, seen: Seen) -> Iterator[Known]:
 
 def _events(spark: SparkSession, options: ReportOptions) -> DataFrame:
     """The events up to now, even if the report ends earlier: past debts are calculated from the present ones."""
-    subjects = ",".join(options.subjects or (ALL,))
-    told = {"url": options.url, "subject": subjects, "patienceSeconds": str(options.patience_s)}
-    if options.since is not None:
-        told["starting"] = options.since.astimezone(UTC).isoformat()
+    of = options.url, options.patience_s, options.subjects or (ALL,), options.since
     # If retention takes a part of the log meanwhile, the report is about the rest.
-    read = spark.read.format("fairway.events").options(**told, failOnDataLoss="false").load()
-    return read.select(*COLUMNS)
+    return selection.events(spark, *of, failOnDataLoss="false").select(*COLUMNS)
 
 
 def _begin_ms(events: DataFrame, options: ReportOptions) -> int | None:

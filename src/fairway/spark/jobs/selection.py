@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
@@ -19,7 +19,7 @@ from fairway.errors import Misuse
 from fairway.spark.frames import MESSAGES
 from fairway.spark.jobs import archive_log
 from fairway.spark.jobs.files import Files
-from fairway.spark.options import DEFAULT_URL, PATIENCE_S, hint, is_pattern
+from fairway.spark.options import DEFAULT_URL, PATIENCE_S, hint, is_pattern, options_of
 
 Subjects = Annotated[list[str], typer.Argument(metavar="SUBJECT...", help="Subjects, or patterns such as 'orders.*'.")]
 Archive = Annotated[
@@ -85,7 +85,7 @@ def moment(text: str | None, what: str) -> datetime | None:
 
 def _live(spark: SparkSession, picking: Picking) -> DataFrame:
     """Messages of the live log, narrowed by the source's options; `_conditions` do the exact selection."""
-    said = {"url": picking.url, "subject": ",".join(picking.subjects), "patienceSeconds": str(picking.patience_s)}
+    said = options_of(picking.url, picking.patience_s, picking.subjects)
     if picking.since is not None:
         said["starting"] = _full_ms(picking.since).isoformat()
     if picking.until is not None:
@@ -93,6 +93,24 @@ def _live(spark: SparkSession, picking: Picking) -> DataFrame:
     if picking.keys:
         said["keys"] = json.dumps(picking.keys)
     return spark.read.format("fairway").options(**said).load()
+
+
+def events(
+    spark: SparkSession,
+    url: str,
+    patience_s: int,
+    subjects: Iterable[str],
+    since: datetime | None,
+    groups: Iterable[str] | None = None,
+    **more: str,
+) -> DataFrame:
+    """What happened to messages of these subjects since then, in some groups or in all."""
+    said = {**options_of(url, patience_s, subjects), **more}
+    if since is not None:
+        said["starting"] = since.isoformat()
+    if groups:
+        said["group"] = ",".join(sorted(groups))
+    return spark.read.format("fairway.events").options(**said).load()
 
 
 def _full_ms(moment: datetime) -> datetime:

@@ -9,7 +9,7 @@ and has not settled. Delay servers count the messages that are scheduled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -142,16 +142,17 @@ class Scheduled:
     windows: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Counts:
     """The counts of brokers."""
 
-    now_ms: int  # by the broker's clock
-    positions: Mapping[str, int]  # the ends of action logs: while they stay the same, no group has acted
-    extents: Mapping[SubjectPart, SubjectExtent]
-    log_ids: Mapping[str, str]  # of message logs, in the form that an archive records
-    owed: Mapping[tuple[str, str], int]  # by subject and group: handed out, and neither acked nor dead
-    spread: Mapping[tuple[str, str], int]  # by subject and group: the number of broker groups that have the group
+    now_ms: int = 0  # by the broker's clock
+    positions: dict[str, int] = field(default_factory=dict)  # ends of action logs: while they stay, no group has acted
+    extents: dict[SubjectPart, SubjectExtent] = field(default_factory=dict)
+    log_ids: dict[str, str] = field(default_factory=dict)  # of message logs, in the form that an archive records
+    # By subject and group: what is handed out, and neither acked nor dead; how many broker groups have the group.
+    owed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    spread: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def log_ids(url: str, patience_s: int) -> dict[str, str]:
@@ -166,28 +167,19 @@ def log_ids(url: str, patience_s: int) -> dict[str, str]:
 
 def counts(url: str, patience_s: int, subjects: Iterable[str]) -> Counts:
     """The counts of every group on these subjects. `positions` are no later than the rest."""
-    counted = Counts(0, {}, {}, {}, {}, {})
+    wanted, found = set(subjects), Counts()
     for place in broker_places(url, patience_s):
         with caller_to(place) as caller:
-            counted = _counted(caller, place.broker_group, set(subjects), counted)
-    return counted
-
-
-def _counted(caller: BlockingClient, broker_group: str, wanted: Set[str], before: Counts) -> Counts:
-    """The counts of others, plus those of this broker group."""
-    position = caller.ask(Retrace(Whence.LATEST, 0, 0, None), Retraced).committed_end
-    extents, owed, spread = dict(before.extents), Counter(before.owed), Counter(before.spread)
-    now_ms, log_id = before.now_ms, 0
-    for page in described(caller, Depth.GROUPS):
-        now_ms, log_id = max(page.broker.now_ms, before.now_ms), page.broker.log_id
-        for each in page.subjects:
-            if each.name in wanted:
-                extents[SubjectPart(each.name, broker_group)] = extent_of(each)
-                for group in each.groups:
-                    owed[each.name, group.name] += group.in_flight + waiting_in(group)
-                    spread[each.name, group.name] += 1
-    positions, log_ids = {**before.positions, broker_group: position}, {**before.log_ids, broker_group: _id(log_id)}
-    return Counts(now_ms, positions, extents, log_ids, owed, spread)
+            found.positions[place.broker_group] = caller.ask(Retrace(Whence.LATEST, 0, 0, None), Retraced).committed_end
+            for page in described(caller, Depth.GROUPS):
+                found.now_ms = max(found.now_ms, page.broker.now_ms)
+                found.log_ids[place.broker_group] = _id(page.broker.log_id)
+                for each in (each for each in page.subjects if each.name in wanted):
+                    found.extents[SubjectPart(each.name, place.broker_group)] = extent_of(each)
+                    for group in each.groups:
+                        found.owed[each.name, group.name] += group.in_flight + waiting_in(group)
+                        found.spread[each.name, group.name] += 1
+    return found
 
 
 def _id(log_id: int) -> str:

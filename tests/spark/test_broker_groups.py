@@ -31,8 +31,7 @@ from fairway.spark.jobs.capacity import DelayCapacity
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import event_options, write_options
 from fairway.spark.reader import ReadSplit
-from fairway.spark.sink import TaskIdentity, _Writing
-from fairway.spark.sink_connections import NotTheSame, chosen
+from fairway.spark.sink import NotTheSame, TaskIdentity, _Writing, chosen
 from tests.spark.cluster_servers import Servers
 from tests.spark.helpers import Streams, batch_reader, between, rows, write
 

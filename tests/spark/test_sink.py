@@ -14,8 +14,7 @@ from fairway.batch import MessageId
 from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.spark import sink
-from fairway.spark.sink import TaskIdentity
-from fairway.spark.sink_connections import NotTheSame
+from fairway.spark.sink import NotTheSame, TaskIdentity
 from tests.spark.conftest import Server
 from tests.spark.helpers import batch_reader, rows, write
 

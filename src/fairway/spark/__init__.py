@@ -9,16 +9,15 @@
     reader            cuts ranges of sequences into tasks; reads a task's ranges with scans
     frames            makes Arrow record batches of stored batches; the columns of a message
     stream            the reader of a streaming query, and its offsets
-    sink              makes batches of rows, each of which a broker stores once only
-    sink_connections  sends a task's batches, and finds the broker group that they go to
+    sink              makes batches of rows, each of which a broker stores once only, and finds the group for them
     encode            makes the bytes of a batch, and message ids, from Arrow columns
     delayed           the data source "fairway.delayed": messages that are pending at a delay server
     events            the data source "fairway.events": what happened to messages
     jobs              the commands of `fairway pipeline`
 
 A read: `source` asks `plan` for the extents of the subjects, `reader.cut` makes tasks of them, and each task scans its
-ranges over a `connection` and turns them into `frames`. A write: each task makes batches of its rows in `sink` and
-sends them through `sink_connections`.
+ranges over a `connection` and turns them into `frames`. A write: each task makes batches of its rows with `encode`, and
+sends them in `sink`.
 
 `docs/how-to/spark.md` is for users.
 """

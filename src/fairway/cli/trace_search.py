@@ -107,10 +107,15 @@ def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) ->
 
 def copies_of(client: Client, id: MessageId, subject: str) -> Iterator[ShownMessage]:
     """All messages of a subject that carry this ID; none if the subject does not exist."""
+    for page in _pages(client, subject):
+        for sequence in _carried(page, id):
+            yield consume.of_page(subject, page, sequence)
+
+
+def _pages(client: Client, subject: str, begin: int | None = None) -> Iterator[LazyBatch]:
+    """The batches of a subject, or the one at a sequence; none if the subject does not exist."""
     try:
-        for page in client.scan(subject):
-            for sequence in _carried(page, id):
-                yield consume.of_page(subject, page, sequence)
+        yield from client.scan(subject) if begin is None else client.scan(subject, begin, begin + 1)
     except Refused as refused:
         if refused.code is not Code.NO_SUCH_SUBJECT:
             raise
@@ -175,14 +180,8 @@ def _carried(page: LazyBatch, id: MessageId) -> Iterator[int]:
 
 def _message(client: Client, subject: str, sequence: int) -> ShownMessage | None:
     """The message at a sequence; None if it is no longer there."""
-    try:
-        for page in client.scan(subject, sequence, sequence + 1):
-            if page.first_sequence <= sequence < page.end_sequence:
-                return consume.of_page(subject, page, sequence)
-    except Refused as refused:
-        if refused.code is not Code.NO_SUCH_SUBJECT:
-            raise
-    return None
+    pages = (each for each in _pages(client, subject, sequence) if each.first_sequence <= sequence < each.end_sequence)
+    return next((consume.of_page(subject, page, sequence) for page in pages), None)
 
 
 # --- an archive -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ import msgspec
 from fairway.cli.consume import ShownMessage
 from fairway.cli.trace_search import FoundMessage, ask, copies_of
 from fairway.client.action_log_reader import ActionLogReader, Answer, Ids, NameResolver, Resolver, event_of
+from fairway.client.delayed_messages import moment_of, time_ms
 from fairway.client.message_states import (
     DEAD_ATTEMPTS,
     RETRYING,
@@ -204,14 +205,14 @@ class Telling:
         if not stored:
             return _BrokerPart(home.name, None, groups, {}, NameResolver(), [], 0)
         is_ahead = any(_is_ahead(home.client, each) for each in stored)
-        since_ms = 0 if is_ahead else min(ms_of(each.appended_at) for each in stored)
+        since_ms = 0 if is_ahead else min(time_ms(each.appended_at) for each in stored)
         told = _follow(home.client, since_ms, places, is_to_end=is_to_end)
         return _BrokerPart(home.name, message, groups, copies, *told)
 
 
 def _is_ahead(client: Client, message: ShownMessage) -> bool:
     """Whether a clock that was ahead dated the message: later events may have earlier times."""
-    asked = Index(message.subject, Whence.TIME, ms_of(message.appended_at), None, 0)
+    asked = Index(message.subject, Whence.TIME, time_ms(message.appended_at), None, 0)
     return ask(client, asked, Indexed).next_sequence > message.sequence
 
 
@@ -328,7 +329,7 @@ def _in_group(name: str, message: ShownMessage, part: _BrokerPart, told: Sequenc
     last = next((each for each in where.histories_in(name) if each.place == place and each.events), None)
     group = None if copies else part.groups.get(name)
     cursor = None if group is None else group.cursor
-    appended_ms = ms_of(message.appended_at)
+    appended_ms = time_ms(message.appended_at)
     state = last.state if last else state_without_events(message.sequence, cursor, appended_ms, part.from_ms)
     acked = [each.acked_ms for each in histories if each.acked_ms]
     return InGroup(
@@ -337,14 +338,6 @@ def _in_group(name: str, message: ShownMessage, part: _BrokerPart, told: Sequenc
         sum(each.pulls for each in histories),
         sum(each.acks for each in histories),
         moment_of(last.due_ms) if last is not None and last.due_ms and state == RETRYING else None,
-        min(acked) - ms_of(message.created_at) if acked else None,
+        min(acked) - time_ms(message.created_at) if acked else None,
         part.broker_group,
     )
-
-
-def moment_of(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms // 1_000, UTC) + timedelta(milliseconds=ms % 1_000)
-
-
-def ms_of(moment: datetime) -> int:
-    return round(moment.timestamp() * 1_000)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Annotated, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client import core
+from fairway.client.delayed_messages import moment_of
 from fairway.client.message_states import DONE_BY
 from fairway.client.sync import client as sync
 from fairway.client.url import parse_any as parse_url
@@ -321,8 +322,8 @@ def _over_time(spark: SparkSession, options: ReportOptions, seen: Seen, found: R
         events.unpersist()
     first = begin_ms // window_ms
     windows = -(-end_ms // window_ms) - first
-    found.window_s, found.since = window_ms / 1_000, _moment(first * window_ms)
-    found.until = _moment((first + windows) * window_ms)
+    found.window_s, found.since = window_ms / 1_000, moment_of(first * window_ms)
+    found.until = moment_of((first + windows) * window_ms)
     named = sorted(found.groups, key=lambda each: (each.subject, each.group))
     known = [each for group in named for each in _known(group, seen)]
     told = over_time(sums, known, first, windows)
@@ -369,14 +370,14 @@ def _window_ms(options: ReportOptions, begin_ms: int, end_ms: int, groups: int) 
     most = max(min(WINDOWS_MAX, SPANS_MAX // max(groups, 1)), WINDOWS)
     if (end_ms - begin_ms) // window_ms >= most:
         raise Misuse(
-            f"windows of {options.window.total_seconds():g} s from {_moment(begin_ms)} on are more than {most:,}, "
+            f"windows of {options.window.total_seconds():g} s from {moment_of(begin_ms)} on are more than {most:,}, "
             f"which is the most for {groups:,} groups: choose a longer --window, or a later --since"
         )
     return window_ms
 
 
 def _span(group: Known, of: GroupFlow, window_ms: int) -> GroupWindow:
-    return GroupWindow(group.subject, group.group, _moment(of.number * window_ms), *of[1:])
+    return GroupWindow(group.subject, group.group, moment_of(of.number * window_ms), *of[1:])
 
 
 def _sum_up(found: ReportResult) -> None:
@@ -387,10 +388,6 @@ def _sum_up(found: ReportResult) -> None:
         group.acked += span.acked
         if span.lag is not None:
             group.lag_most = max(group.lag_most or 0, span.lag)
-
-
-def _moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
 def _ms(time: datetime) -> int:

@@ -61,8 +61,8 @@ def test_archive_is_the_log_row_for_row(spark: SparkSession, url: str, client: C
     assert told.subjects[0].groups[0].cursor == 150
 
     # without Fairway: one file with pyarrow, all of it with pyarrow (so does pandas), DuckDB and plain Spark
-    first = min((each for each in state.files.values() if each.subject == "arch.one"), key=lambda each: each.first)
-    table = pq.ParquetFile(path / first.path).read()
+    file = min((each for each in state.files.values() if each.subject == "arch.one"), key=lambda each: each.first)
+    table = pq.ParquetFile(path / file.path).read()
     assert table.schema.field("appended_at").type.tz == "UTC"
     assert table.column("payload").to_pylist()[0] == b"0"
     assert pq.read_table(path).num_rows == 157

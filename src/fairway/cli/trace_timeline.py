@@ -192,7 +192,7 @@ class Telling:
     def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _BrokerPart:
         state = next((each for each in home.subjects if each.name == subject), None)
         groups = {} if state is None else {each.name: each for each in state.groups}
-        inboxes = {group: Subject.inbox(GroupName(group), Subject(subject)) for group in groups}
+        inboxes = {group: str(Subject.inbox(GroupName(group), Subject(subject))) for group in groups}
         copies = {group: list(copies_of(home.client, self._id, inbox)) for group, inbox in inboxes.items()}
         places: dict[MessageLocation, list[str]] = {}
         if message is not None:

@@ -154,9 +154,9 @@ class NameResolver:
 class Resolver:
     """Finds names: in records on the way, from the broker, or in the log before the place where a reader begins."""
 
-    def __init__(self, ask: AskNames, trail: ActionLogReader, names: NameResolver, begin: int) -> None:
+    def __init__(self, ask: AskNames, log: ActionLogReader, names: NameResolver, begin: int) -> None:
         self._ask_names = ask
-        self._trail = trail
+        self._log = log
         self._names = names
         self._searched_from = begin
         self._is_done = False  # a search further back would find nothing new
@@ -200,11 +200,11 @@ class Resolver:
             self._is_done = True
             return
         end = self._searched_from
-        found = self._trail.look(Whence.SEQUENCE, end - 1)
+        found = self._log.look(Whence.SEQUENCE, end - 1)
         if found.segment_base >= end:
             self._is_done = True  # the earlier segment was removed
             return
-        for each in self._trail.records(found.segment_base, end):
+        for each in self._log.records(found.segment_base, end):
             if each.header.kind in _WITH_NAMES:
                 self._names.learn(each)
             self._is_done |= each.header.kind == RecordKind.NAMES

@@ -226,7 +226,7 @@ def _frame(messages: Sequence[PendingMessage], batches: Sequence[Bytes], columns
     def column(name: str) -> Any:
         match name:
             case "due_at":
-                return pa.array(np.array([each.due_ms * 1_000 for each in messages], np.int64)).cast(TIMESTAMP)
+                return frames.times(np.array([each.due_ms for each in messages], np.int64))
             case "subject" | "id" | "key" | "size_bytes":
                 return pa.array([getattr(each, name) for each in messages], wanted.field(name).type)
             case "created_at" if contents is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -90,6 +91,16 @@ def arrow_schema(columns: Columns, whole: StructType = MESSAGES) -> pa.Schema:
     return pa.schema([pa.field(name, types[name], nullable=is_nullable) for name, is_nullable in columns])
 
 
+def repeated(text: str, rows: int) -> pa.Array:
+    """A column with the same text in every row."""
+    return pa.repeat(pa.scalar(text, pa.string()), rows)
+
+
+def times(values_ms: Any, mask: Any = None) -> pa.Array:
+    """A column of times, from an array of milliseconds; null where the mask is set."""
+    return pa.array(values_ms * 1_000, mask=mask).cast(TIMESTAMP)
+
+
 FRAME_ROWS: Final = 16_000  # twice as fast as 1,000 for a reader alone: more rows share the Python cost of a frame
 FRAME_BYTES: Final = 8 << 20  # ends a frame before `FRAME_ROWS` if messages are large
 PLAIN_BYTES: Final = 4 << 10  # smaller batches take a short cut, if they have payloads alone
@@ -152,7 +163,7 @@ class Framer:
 
     def _frame(self, parts: list[_BatchPart]) -> pa.RecordBatch:
         counts = np.array([part.rows for part in parts], np.int64)
-        columns = _Derived(self, parts, counts, int(counts.sum()))
+        columns = _Derived(self._subject, self._broker_group, parts, counts, int(counts.sum()))
         frame = pa.RecordBatch.from_arrays([columns.column(name) for name in self._names], schema=self._schema)
         return self._sifted(frame, columns)
 
@@ -170,35 +181,31 @@ class Framer:
             masks.append(pc.is_valid(columns.stored("key")))
         return frame.filter(functools.reduce(pc.and_, masks)) if masks else frame
 
-    @property
-    def names(self) -> tuple[str, str]:
-        return self._subject, self._broker_group
 
-
+@dataclass(frozen=True)
 class _Derived:
     """The columns of one frame."""
 
-    def __init__(self, framer: Framer, parts: list[_BatchPart], counts: Any, rows: int) -> None:
-        self._framer = framer
-        self._parts = parts
-        self._counts = counts
-        self._rows = rows
+    subject: str
+    broker_group: str
+    parts: list[_BatchPart]
+    counts: Any  # of rows, part by part
+    rows: int
 
     def column(self, name: str) -> pa.Array:
-        subject, broker_group = self._framer.names
         match name:
             case "subject":
-                return pa.repeat(pa.scalar(subject, pa.string()), self._rows)
+                return repeated(self.subject, self.rows)
             case "broker_group":
-                return pa.repeat(pa.scalar(broker_group, pa.string()), self._rows)
+                return repeated(self.broker_group, self.rows)
             case "sequence":
-                return pa.array(self._counted([part.first_sequence for part in self._parts], np.int64))
+                return pa.array(self._counted([part.first_sequence for part in self.parts], np.int64))
             case "id":
                 return self._ids()
             case "appended_at":
                 return self._appended_at()
-            case "created_at" if any(part.is_created_unset for part in self._parts):
-                unset = np.repeat([part.is_created_unset for part in self._parts], self._counts)
+            case "created_at" if any(part.is_created_unset for part in self.parts):
+                unset = np.repeat([part.is_created_unset for part in self.parts], self.counts)
                 return pc.if_else(pa.array(unset), self._appended_at(), self.stored(name))
             case _:
                 return self.stored(name)
@@ -206,27 +213,26 @@ class _Derived:
     def stored(self, name: str) -> pa.Array:
         """A column that batches carry."""
         arrays: list[pa.Array] = []
-        for _, run in itertools.groupby(self._parts, _is_plain):
+        for _, run in itertools.groupby(self.parts, _is_plain):
             arrays += _columns(name, list(run))
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
     def _counted(self, firsts: list[int], kind: Any) -> Any:
         """Numbers that count up from `firsts`, part by part."""
         if len(firsts) == 1:
-            return np.arange(firsts[0], firsts[0] + self._rows, dtype=kind)
-        before = np.cumsum(self._counts) - self._counts
+            return np.arange(firsts[0], firsts[0] + self.rows, dtype=kind)
+        before = np.cumsum(self.counts) - self.counts
         bases = np.array(firsts, kind) - before.astype(kind)  # may wrap around; the addition below wraps back
-        return np.repeat(bases, self._counts) + np.arange(self._rows, dtype=kind)
+        return np.repeat(bases, self.counts) + np.arange(self.rows, dtype=kind)
 
     def _appended_at(self) -> pa.Array:
-        times = np.array([part.appended_ms * 1_000 for part in self._parts], np.int64)
-        return pa.array(np.repeat(times, self._counts)).cast(TIMESTAMP)
+        return times(np.repeat(np.array([part.appended_ms for part in self.parts], np.int64), self.counts))
 
     def _ids(self) -> pa.Array:
-        producers = np.repeat(np.array([part.producer_id for part in self._parts], np.uint64), self._counts)
-        sequences = self._counted([part.producer_sequence for part in self._parts], np.uint64)
+        producers = np.repeat(np.array([part.producer_id for part in self.parts], np.uint64), self.counts)
+        sequences = self._counted([part.producer_sequence for part in self.parts], np.uint64)
         at = 0
-        for part in self._parts:
+        for part in self.parts:
             if part.explicit is not None:
                 has_own = part.explicit[:, 0] != 0
                 producers[at : at + part.rows][has_own] = part.explicit[has_own, 0]
@@ -283,8 +289,7 @@ def _plain(name: str, parts: list[_BatchPart]) -> pa.Array:
     """A column of many small batches at once: making arrays of each would take six times as long."""
     counts = np.array([part.rows for part in parts], np.int64)
     if name == "created_at":
-        times = np.array([part.created_ms * 1_000 for part in parts], np.int64)
-        return pa.array(np.repeat(times, counts)).cast(TIMESTAMP)
+        return times(np.repeat(np.array([part.created_ms for part in parts], np.int64), counts))
     if name != "payload":
         return pa.nulls(int(counts.sum()), SCHEMA.field(name).type)
     ends = [HEADER_BYTES + 4 * (part.rows + 1) for part in parts]

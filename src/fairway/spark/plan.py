@@ -8,12 +8,12 @@ address counts as a cluster of one group, and needs no meta server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 from fairway.client import url
 from fairway.errors import Code, FairwayError, Misuse, Refused
 from fairway.limits import MIB
-from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned, Seek, Sought
+from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned, Seek, Sought, SubjectDescription
 from fairway.protocol.messages import Done, Join, Joined, Leave, Whence
 from fairway.runtime import host
 from fairway.spark.connection import Ticket, wait_any_of
@@ -30,6 +30,10 @@ class SubjectExtent(NamedTuple):
 
     first: int
     end: int
+
+    @classmethod
+    def of(cls, described: SubjectDescription) -> Self:
+        return cls(described.first_sequence, described.committed_end)
 
 
 class LogId(NamedTuple):
@@ -64,7 +68,7 @@ class BrokerSession:
             page = self.described(self.caller.put(Describe(Depth.SUBJECTS, asked, None, after)))
             if page is None:
                 return {}
-            found.update({each.name: SubjectExtent(each.first_sequence, each.committed_end) for each in page.subjects})
+            found.update({each.name: SubjectExtent.of(each) for each in page.subjects})
             if not page.next:
                 return found
             after = page.next
@@ -264,9 +268,7 @@ class BasePlanner(Generic[BrokerT]):
         for part, ticket in tickets:
             page = self.broker(part.broker_group).described(ticket)
             states = [] if page is None else [each for each in page.subjects if each.name == part.subject]
-            found[part] = (
-                SubjectExtent(states[0].first_sequence, states[0].committed_end) if states else SubjectExtent(0, 0)
-            )
+            found[part] = SubjectExtent.of(states[0]) if states else SubjectExtent(0, 0)
         return found
 
     def _matched(self, server_groups: ServerGroups) -> dict[SubjectPart, SubjectExtent]:

@@ -23,7 +23,7 @@ from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.runtime.clock import RealClock
 from fairway.spark.connection import NS, BlockingClient
 from fairway.spark.events.frames import arrow_schema
-from fairway.spark.frames import TIMESTAMP, Columns
+from fairway.spark.frames import Columns, repeated, times
 from fairway.spark.options import EventOptions, Where, is_meant
 from fairway.spark.reader import DataLoss, ScanRange, cut_short, lost, other_log
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, some_delay_places
@@ -121,6 +121,13 @@ class DelayPlanner:
         }
         is_all = where.whence is Whence.EARLIEST
         return {name: LogPlace(page.log_id, 0 if is_all else page.next) for name, page in pages.items()}
+
+    def job(self, columns: Columns, ends: Places, since_ms: int, until_ms: int | None, *, is_strict: bool) -> DelayJob:
+        """The job of tasks that read up to these ends."""
+        ids = {name: at.log_id for name, at in ends.items()}
+        read = self._options.read
+        is_strict = is_strict and read.fail_on_data_loss
+        return DelayJob(self.groups, ids, columns, read.subjects, since_ms, until_ms, is_strict)
 
     def reach(self, name: str, begin: int, end: int, rows: int) -> tuple[int, int]:
         """The position up to which there are `rows` events, and how many there are: whole records, at least one."""
@@ -220,12 +227,12 @@ def frame(events: list[PastEvent], columns: Columns, group: str) -> pa.RecordBat
             case "event":
                 return pa.array([_WORDS[each.kind] for each in events], pa.string())
             case "broker_group":
-                return pa.repeat(pa.scalar(group, pa.string()), len(events))
+                return repeated(group, len(events))
             case "at":
-                return pa.array(np.array([each.at_ms * 1_000 for each in events], np.int64)).cast(TIMESTAMP)
+                return times(np.array([each.at_ms for each in events], np.int64))
             case "due_at":
-                times = [None if each.due_ms is None else each.due_ms * 1_000 for each in events]
-                return pa.array(times, pa.int64()).cast(TIMESTAMP)
+                has_none = np.array([each.due_ms is None for each in events])
+                return times(np.array([each.due_ms or 0 for each in events], np.int64), has_none)
             case "detail":
                 return pa.array([each.target or None for each in events], pa.string())
             case "subject" | "first_sequence" | "count" | "position" | "id" | "key":

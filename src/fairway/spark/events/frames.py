@@ -14,7 +14,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from fairway.client.action_log_reader import PRODUCED, SOUGHT, Ids, NameResolver, detail_of, event_of
 from fairway.spark import frames
-from fairway.spark.frames import TIMESTAMP, Columns
+from fairway.spark.frames import Columns, repeated, times
 from fairway.storage.action_log import RANGE_BYTES, ActionHeader, walk
 from fairway.storage.record import Record
 
@@ -79,7 +79,7 @@ class ActionFramer:
         self._clear()
 
     def _clear(self) -> None:
-        self._spots: list[ActionHeader] = []
+        self._actions: list[ActionHeader] = []
         self._positions: list[int] = []
         self._details: list[bytes] = []
         self._ranges: list[bytes] = []
@@ -88,31 +88,31 @@ class ActionFramer:
     def add(self, record: Record) -> Iterator[pa.RecordBatch]:
         """Add the events of a record; yields a frame when there is enough for one."""
         body, position = record.body, record.header.position
-        for spot in walk(body):
-            self._spots.append(spot)
+        for action in walk(body):
+            self._actions.append(action)
             self._positions.append(position)
-            detail_at = spot.detail_at
-            self._details.append(body[detail_at : detail_at + spot.detail_bytes])
-            self._ranges.append(body[spot.ranges_at : detail_at] or _NO_RANGE)
-            self._rows += spot.ranges or 1
+            detail_at = action.detail_at
+            self._details.append(body[detail_at : detail_at + action.detail_bytes])
+            self._ranges.append(body[action.ranges_at : detail_at] or _NO_RANGE)
+            self._rows += action.ranges or 1
         if self._rows >= FRAME_ROWS:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """The events that have not made a frame yet."""
-        if self._spots:
+        if self._actions:
             frame = self._frame()
             self._clear()
             if frame.num_rows:
                 yield frame
 
     def _frame(self) -> pa.RecordBatch:
-        spots = self._spots
+        actions = self._actions
         self._resolve(
             Ids(
-                {spot.subject_id for spot in spots if spot.subject_id},
-                {spot.group_id for spot in spots if spot.group_id},
-                {(spot.group_id, spot.consumer_id) for spot in spots if spot.consumer_id},
+                {action.subject_id for action in actions if action.subject_id},
+                {action.group_id for action in actions if action.group_id},
+                {(action.group_id, action.consumer_id) for action in actions if action.consumer_id},
             )
         )
         columns = self._columns()
@@ -121,36 +121,36 @@ class ActionFramer:
         return frame if mask is None else frame.filter(mask)
 
     def _columns(self) -> dict[str, pa.Array]:
-        spots, names = self._spots, self._names
-        fixed = np.array([spot[:10] for spot in spots], np.int64)  # kind, …, lot, in the order of `ActionHeader`
+        actions, names = self._actions, self._names
+        fixed = np.array([action[:10] for action in actions], np.int64)  # kind, …, lot, in the order of `ActionHeader`
         repeats = np.maximum(fixed[:, 1], 1)
         ranges = np.frombuffer(b"".join(self._ranges), "<u8").reshape(-1, 2).astype(np.int64)
         happened = [
-            event_of(spot.kind, spot.due_ms, spot.lot, detail)
-            for spot, detail in zip(spots, self._details, strict=True)
+            event_of(action.kind, action.due_ms, action.lot, detail)
+            for action, detail in zip(actions, self._details, strict=True)
         ]
         is_sought = np.array([each == SOUGHT for each in happened])
         first = np.where(np.repeat(is_sought, repeats), np.repeat(fixed[:, 9], repeats), ranges[:, 0])
         is_without = np.repeat((fixed[:, 1] == 0) & ~is_sought, repeats)
-        due_ms = np.repeat(np.array([spot.due_ms for spot in spots], np.int64), repeats)
+        due_ms = np.repeat(fixed[:, 8], repeats)
         attempt = np.repeat(fixed[:, 6], repeats).astype(np.int32)
 
         def told(values: Iterable[str | None]) -> pa.Array:
-            return pa.array(values, pa.string()).take(pa.array(np.repeat(np.arange(len(spots)), repeats)))
+            return pa.array(values, pa.string()).take(pa.array(np.repeat(np.arange(len(actions)), repeats)))
 
-        details = zip(spots, self._details, strict=True)
+        details = zip(actions, self._details, strict=True)
         return {
             "event": told(happened),
-            "subject": told(names.subject(spot.subject_id) for spot in spots),
-            "broker_group": pa.repeat(pa.scalar(self._broker_group, pa.string()), len(ranges)),
-            "group": told(names.group(spot.group_id) for spot in spots),
-            "consumer": told(names.consumer(spot.group_id, spot.consumer_id) for spot in spots),
+            "subject": told(names.subject(action.subject_id) for action in actions),
+            "broker_group": repeated(self._broker_group, len(ranges)),
+            "group": told(names.group(action.group_id) for action in actions),
+            "consumer": told(names.consumer(action.group_id, action.consumer_id) for action in actions),
             "first_sequence": pa.array(first, mask=is_without),
             "count": pa.array(ranges[:, 1]),
             "attempt": pa.array(attempt, mask=attempt == 0),
-            "at": pa.array(np.repeat(fixed[:, 7], repeats) * 1_000).cast(TIMESTAMP),
-            "due_at": pa.array(due_ms * 1_000, mask=due_ms <= 0).cast(TIMESTAMP),
-            "detail": told(detail_of(spot.kind, spot.lot, detail) for spot, detail in details),
+            "at": times(np.repeat(fixed[:, 7], repeats)),
+            "due_at": times(due_ms, due_ms <= 0),
+            "detail": told(detail_of(action.kind, action.lot, detail) for action, detail in details),
             "position": pa.array(np.repeat(np.array(self._positions, np.int64), repeats)),
             "id": pa.nulls(len(ranges), pa.string()),
             "key": pa.nulls(len(ranges), pa.string()),
@@ -177,17 +177,13 @@ def produced(data: bytes, subject: str, broker_group: str, columns: Columns, beg
     entries = entries[(first >= begin) & (first < end)]
     rows = len(entries)
     schema = arrow_schema(columns)
-
-    def constant(value: str) -> pa.Array:
-        return pa.repeat(pa.scalar(value, pa.string()), rows)
-
     known = {
-        "event": constant(PRODUCED),
-        "subject": constant(subject),
-        "broker_group": constant(broker_group),
+        "event": repeated(PRODUCED, rows),
+        "subject": repeated(subject, rows),
+        "broker_group": repeated(broker_group, rows),
         "first_sequence": pa.array(entries["first_sequence"].astype(np.int64)),
         "count": pa.array(entries["count"].astype(np.int64)),
-        "at": pa.array(entries["appended_ms"] * 1_000).cast(TIMESTAMP),
+        "at": times(entries["appended_ms"]),
         "position": pa.array(entries["position"].astype(np.int64)),
     }
     arrays = [known[name] if name in known else pa.nulls(rows, schema.field(name).type) for name in schema.names]

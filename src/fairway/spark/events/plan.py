@@ -79,17 +79,17 @@ class EventBroker(BrokerSession):
 
     def __init__(self, place: ServerGroupAddress, *, is_strict: bool) -> None:
         super().__init__(place)
-        self._trail = SparkActionLogReader(self.caller, None, is_strict=is_strict)
+        self._action_log = SparkActionLogReader(self.caller, None, is_strict=is_strict)
         self._watch: Ticket | None = None
 
     def actions(self) -> Retraced:
         """The id, the beginning and the end of the action log."""
-        return self._trail.look(Whence.LATEST)
+        return self._action_log.look(Whence.LATEST)
 
     def position(self, place: Where) -> int:
         """The position that a place stands for now."""
         if place.whence is Whence.TIME:
-            return self._trail.position_at(place.value)
+            return self._action_log.position_at(place.value)
         found = self.actions()
         return found.first_position if place.whence is Whence.EARLIEST else found.committed_end
 
@@ -101,14 +101,16 @@ class EventBroker(BrokerSession):
         return self.caller.ask(Describe(Depth.SUBJECTS, HELD), Described).broker.now_ms
 
     def boundary(self, position: int, end: int) -> int:
-        return end if position >= end else self._trail.boundary(position, end)
+        return end if position >= end else self._action_log.boundary(position, end)
 
     def reach_actions(self, begin: int, end: int, rows: int) -> tuple[int, int]:
         """The position up to which the action log has `rows` events, and how many it has: whole records, at least one.
         The driver counts the events itself, so it reads as much of the log as the micro-batch will."""
         counted = 0
-        for each in self._trail.records(begin, end):
-            more = sum(spot.ranges or 1 for spot in walk(each.body)) if each.header.kind == RecordKind.ACTIONS else 0
+        for each in self._action_log.records(begin, end):
+            more = (
+                sum(action.ranges or 1 for action in walk(each.body)) if each.header.kind == RecordKind.ACTIONS else 0
+            )
             if counted and counted + more > rows:
                 return each.header.position, counted
             counted += more
@@ -249,14 +251,14 @@ def awaited_actions(caller: BlockingClient, end: int, log_id: int | None, wait_s
 def _actions(caller: BlockingClient, job: EventJob, wanted: ScanRange) -> Iterator[pa.RecordBatch]:
     if job.place.waits_s:
         awaited_actions(caller, wanted.end, job.actions_id, job.place.waits_s)
-    trail = SparkActionLogReader(caller, job.actions_id, is_strict=job.is_strict)
+    log = SparkActionLogReader(caller, job.actions_id, is_strict=job.is_strict)
     names = NameResolver()
     resolver = Resolver(
         asking(caller), SparkActionLogReader(caller, job.actions_id, is_strict=False), names, wanted.begin
     )
     meant = EventFilter(job.groups, lambda name: is_meant(name, job.subjects))
     framer = ActionFramer(wanted.broker_group, job.columns, meant, names, resolver.resolve)
-    for each in trail.records(wanted.begin, wanted.end):
+    for each in log.records(wanted.begin, wanted.end):
         resolver.meet(each)
         if each.header.kind == RecordKind.ACTIONS:
             yield from framer.add(each)

@@ -33,7 +33,7 @@ from fairway.errors import Misuse
 from fairway.protocol.messages import Whence
 from fairway.spark import reader, stream
 from fairway.spark.events import delay_log, frames, plan
-from fairway.spark.events.delay_log import DelayJob, DelayPlanner, LogPlace, Places
+from fairway.spark.events.delay_log import DelayPlanner, LogPlace, Places
 from fairway.spark.events.plan import WHAT, EventJob, EventPlanner, EventSplit, of_subject
 from fairway.spark.frames import Columns
 from fairway.spark.options import EARLIEST, LATEST, EventOptions, Where, event_options
@@ -63,6 +63,14 @@ class LogsPlace(NamedTuple):
     def ids(self) -> tuple[int, int]:
         return self.actions_id, self.messages_id
 
+    @property
+    def beginning(self) -> LogsPlace:
+        """The beginning of the same logs."""
+        return self._replace(position=0, sequences={})
+
+    def sequence(self, subject: str) -> int:
+        return self.sequences.get(subject, 0)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "actions_log": f"{self.actions_id:016x}",
@@ -77,6 +85,10 @@ class EventOffset(NamedTuple):
 
     groups: Mapping[str, LogsPlace]
     delay: Places = {}  # noqa: RUF012  (never changed)
+
+    def logs(self, group: str, now: LogsPlace) -> LogsPlace:
+        """The place in a group's logs; their beginning if the group is not in the offset."""
+        return self.groups.get(group, now.beginning)
 
     def to_json(self) -> dict[str, Any]:
         said: dict[str, Any]
@@ -172,7 +184,7 @@ class EventReader(DataSourceReader):
             begins = planner.places(options.starting)
             ends = planner.places(LATEST if options.ending.whence is Whence.TIME else options.ending)
             times = _since_ms(options.starting), options.ending.value if options.ending.whence is Whence.TIME else None
-            job = _delay_job(options, self._columns, planner, ends, *times, is_strict=True)
+            job = planner.job(self._columns, ends, *times, is_strict=True)
         finally:
             planner.close()
         return [delay_log.DelaySplit(job, each) for each in delay_log.ranges(begins, ends)]
@@ -298,17 +310,16 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _until(self, begin: EventOffset) -> EventOffset:
         """Where the next micro-batch may end: at the end of all logs, or where AvailableNow is to end."""
         seen = self._seen or begin
-        groups = {name: self._until_in(name, each, begin.groups.get(name)) for name, each in seen.groups.items()}
+        groups = {name: self._until_in(name, each, begin.logs(name, each)) for name, each in seen.groups.items()}
         delay = delay_log.between(begin.delay, seen.delay, None if self._target is None else self._target.delay)
         return EventOffset({**begin.groups, **groups}, delay)
 
-    def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace | None) -> LogsPlace:
-        begin = begin or _none_of(end)
-        target = None if self._target is None else self._target.groups.get(group, _none_of(end))
+    def _until_in(self, group: str, end: LogsPlace, begin: LogsPlace) -> LogsPlace:
+        target = None if self._target is None else self._target.groups.get(group, end.beginning)
         if target is not None and target.actions_id == end.actions_id:
-            ends = {name: min(at, target.sequences.get(name, 0)) for name, at in end.sequences.items()}
+            ends = {name: min(at, target.sequence(name)) for name, at in end.sequences.items()}
             end = end._replace(position=min(end.position, target.position), sequences=ends)
-        sequences = {name: max(at, begin.sequences.get(name, 0)) for name, at in end.sequences.items()}
+        sequences = {name: max(at, begin.sequence(name)) for name, at in end.sequences.items()}
         return end._replace(
             position=max(end.position, begin.position), sequences={**begin.sequences, **sequences}
         )  # fmt: skip
@@ -332,11 +343,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked_in(self, group: str, begin: LogsPlace | None, now: LogsPlace) -> LogsPlace:
         is_strict = self._options.read.fail_on_data_loss
         if begin is None:
-            return _none_of(now)  # new to the stream: read it from its beginning
+            return now.beginning  # new to the stream: read it from its beginning
         if begin.ids != now.ids:
             if is_strict:
                 raise reader.other_log(WHAT, self._look.where)
-            return _none_of(now)
+            return now.beginning
         if begin.position <= now.position:
             return begin
         end = self._look.broker(group).awaited_position(begin.position)
@@ -346,19 +357,32 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _within(self, begin: EventOffset, end: EventOffset, bytes_max: int) -> EventOffset:
         """Cut the end down to so many bytes of logs and indexes, shared among those that have something."""
-        share = max(bytes_max // (len(_busy(begin, end)) + len(end.groups) + len(end.delay)), ENTRY_BYTES)
-        groups = {}
-        for name, each in end.groups.items():
-            broker, start = self._look.broker(name), begin.groups.get(name) or _none_of(each)
-            ends = {
-                subject: broker.reach_entries(subject, start.sequences.get(subject, 0), at, share // ENTRY_BYTES)
-                for subject, at in each.sequences.items()
-                if at > start.sequences.get(subject, 0)
-            }
-            position = broker.boundary(start.position + share, each.position)
-            groups[name] = each._replace(position=position, sequences={**each.sequences, **ends})
+        busy = _busy(begin, end)
+        share = max(bytes_max // (len(busy) + len(end.groups) + len(end.delay)), ENTRY_BYTES)
+        positions = {
+            name: self._look.broker(name).boundary(begin.logs(name, each).position + share, each.position)
+            for name, each in end.groups.items()
+        }
         delay, _ = self._delay_within(begin, end, share // delay_log.EVENT_BYTES)
-        return EventOffset(groups, delay)
+        entries = dict.fromkeys(busy, share // ENTRY_BYTES)
+        return EventOffset(self._cut(end, positions, busy, entries), delay)
+
+    def _cut(
+        self,
+        end: EventOffset,
+        positions: Mapping[str, int],
+        busy: Mapping[SubjectPart, int],
+        entries: Mapping[SubjectPart, int],
+    ) -> dict[str, LogsPlace]:
+        """The places of the end, cut down to positions of action logs, and to so many entries of each busy index."""
+        ends = {name: dict(each.sequences) for name, each in end.groups.items()}
+        for part, waiting in busy.items():
+            broker, at = self._look.broker(part.broker_group), ends[part.broker_group][part.subject]
+            reached = broker.reach_entries(part.subject, at - waiting, at, entries.get(part, 0))
+            ends[part.broker_group][part.subject] = reached
+        return {
+            name: each._replace(position=positions[name], sequences=ends[name]) for name, each in end.groups.items()
+        }
 
     def _delay_within(self, begin: EventOffset, end: EventOffset, rows: int) -> tuple[dict[str, LogPlace], int]:
         """Cut each log of the delay servers down to `rows` events; returns how many events that is in all."""
@@ -378,22 +402,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         delay, counted = self._delay_within(begin, end, share)
         positions = {}
         for name, each in end.groups.items():
-            start = begin.groups.get(name) or _none_of(each)
-            positions[name], more = self._look.broker(name).reach_actions(start.position, each.position, share)
+            at = begin.logs(name, each).position
+            positions[name], more = self._look.broker(name).reach_actions(at, each.position, share)
             counted += more
         given = stream.shares(busy, max(rows_max - counted, 1))
-        groups = {}
-        for name, each in end.groups.items():
-            start = begin.groups.get(name) or _none_of(each)
-            ends = {
-                part.subject: self._look.broker(name).reach_entries(
-                    part.subject, start.sequences.get(part.subject, 0), each.sequences[part.subject], given.get(part, 0)
-                )
-                for part in busy
-                if part.broker_group == name
-            }
-            groups[name] = each._replace(position=positions[name], sequences={**each.sequences, **ends})
-        return EventOffset(groups, delay)
+        return EventOffset(self._cut(end, positions, busy, given), delay)
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
 
@@ -406,11 +419,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = begin.groups.get(name)
             is_known = known is not None and known.ids == each.ids
             is_same = is_same and (known is None or is_known)
-            made += self._of_group(name, known if known is not None and is_known else _none_of(each), each, is_known)
+            made += self._of_group(name, known if known is not None and is_known else each.beginning, each, is_known)
         delayed = delay_log.ranges(begin.delay if is_same else {}, until.delay)
         if delayed:
             since_ms, planner = _since_ms(self._begin()), self._look_at_delay
-            job = _delay_job(self._options, self._columns, planner, until.delay, since_ms, None, is_strict=is_same)
+            job = planner.job(self._columns, until.delay, since_ms, None, is_strict=is_same)
             made += [delay_log.DelaySplit(job, each) for each in delayed]
         return made
 
@@ -436,19 +449,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner = self._delay_planner = None
 
 
-def _none_of(logs: LogsPlace) -> LogsPlace:
-    """The beginning of the logs."""
-    return logs._replace(position=0, sequences={})
-
-
 def _busy(begin: EventOffset, end: EventOffset) -> dict[SubjectPart, int]:
     """The number of waiting messages of each subject that has any."""
     found = {}
     for group, each in end.groups.items():
-        start = begin.groups.get(group) or _none_of(each)
+        start = begin.logs(group, each)
         for name, at in each.sequences.items():
-            if at > start.sequences.get(name, 0):
-                found[SubjectPart(name, group)] = at - start.sequences.get(name, 0)
+            if at > start.sequence(name):
+                found[SubjectPart(name, group)] = at - start.sequence(name)
     return found
 
 
@@ -463,27 +471,6 @@ def _job(
 ) -> EventJob:  # fmt: skip
     return EventJob(
         place, *ids, columns, options.groups, options.read.subjects, is_strict and options.read.fail_on_data_loss
-    )
-
-
-def _delay_job(
-    options: EventOptions,
-    columns: Columns,
-    planner: DelayPlanner,
-    ends: Places,
-    since_ms: int,
-    until_ms: int | None,
-    *,
-    is_strict: bool,
-) -> DelayJob:
-    return DelayJob(
-        planner.groups,
-        {name: at.log_id for name, at in ends.items()},
-        columns,
-        options.read.subjects,
-        since_ms,
-        until_ms,
-        is_strict and options.read.fail_on_data_loss,
     )
 
 

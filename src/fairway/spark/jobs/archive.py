@@ -55,17 +55,13 @@ BATCH_BYTES: Final = 256 * MIB  # compacted by one job, and repeated after a cra
 
 def plan(files: Iterable[ArchiveFile]) -> list[list[ArchiveFile]]:
     """The groups of files to join, each in order."""
-    ordered = sorted(files, key=lambda each: (*_part(each), each.date, each.first))
-    latest = {_part(each): each.date for each in ordered}
+    ordered = sorted(files, key=lambda each: (*each.part, each.date, each.first))
+    latest = {each.part: each.date for each in ordered}
     groups: list[list[ArchiveFile]] = []
-    for (part, date), of_day in groupby(ordered, key=lambda each: (_part(each), each.date)):
+    for (part, date), of_day in groupby(ordered, key=lambda each: (each.part, each.date)):
         choose = _over if date < latest[part] else _same_size
         groups.extend(choose(of_day))
     return groups
-
-
-def _part(file: ArchiveFile) -> SubjectPart:
-    return SubjectPart(file.subject, file.broker_group)
 
 
 def _same_size(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
@@ -114,7 +110,7 @@ def batches(groups: Iterable[list[ArchiveFile]]) -> list[list[list[ArchiveFile]]
         batch: list[list[ArchiveFile]] = []
         size_bytes, left = 0, list[list[ArchiveFile]]()
         for group in waiting:
-            place, size = (_part(group[0]), group[0].date), sum(each.size_bytes for each in group)
+            place, size = (group[0].part, group[0].date), sum(each.size_bytes for each in group)
             if place in taken or (batch and size_bytes + size > BATCH_BYTES):
                 left.append(group)
                 continue
@@ -394,7 +390,7 @@ class _ArchiveRun:
         staged = self._commits.staged()
         rows_of = Counter[SubjectPart]()
         for _, file in staged:
-            rows_of[SubjectPart(file.subject, file.broker_group)] += file.rows
+            rows_of[file.part] += file.rows
         ranges = [self._range(part, begin, end, rows_of[self._own(part)]) for part, (begin, end) in batch.items()]
         self._commits.commit(staged, ranges)
         rows = sum(each.rows for each in ranges)

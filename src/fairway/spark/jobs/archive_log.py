@@ -320,26 +320,22 @@ def _check(added: Sequence[ArchiveFile], ranges: Sequence[ArchivedRange], remove
     spans = _spans(ranges or removed)
     last: dict[SubjectPart, int] = {}
     for each in sorted(added, key=lambda each: each.first):
-        first, end = spans.get(_part(each), (0, 0))
-        if not max(first, last.get(_part(each), 0)) <= each.first < each.end <= end:
+        first, end = spans.get(each.part, (0, 0))
+        if not max(first, last.get(each.part, 0)) <= each.first < each.end <= end:
             raise ArchiveDamaged(
                 f"Spark has written {each.subject} {each.first} to {each.end - 1}, where {first} to {end - 1} was "
                 "read, or has written some of it twice: nothing was committed"
             )
-        last[_part(each)] = each.end
+        last[each.part] = each.end
     before, after = sum(each.rows for each in ranges or removed), sum(each.rows for each in added)
     if before != after:
         raise ArchiveDamaged(f"{before} rows were read, and {after} were written: nothing was committed")
-
-
-def _part(of: ArchiveFile | ArchivedRange) -> SubjectPart:
-    return SubjectPart(of.subject, of.broker_group)
 
 
 def _spans(of: Sequence[ArchiveFile | ArchivedRange]) -> dict[SubjectPart, tuple[int, int]]:
     """The first and the end sequence of each subject in a commit, in each broker group."""
     spans: dict[SubjectPart, tuple[int, int]] = {}
     for each in of:
-        first, end = spans.get(_part(each), (each.first, each.end))
-        spans[_part(each)] = min(first, each.first), max(end, each.end)
+        first, end = spans.get(each.part, (each.first, each.end))
+        spans[each.part] = min(first, each.first), max(end, each.end)
     return spans

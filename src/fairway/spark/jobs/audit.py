@@ -118,7 +118,7 @@ def open_archive(
     files = Files(spark, path)
     state = archive_log.load(files).named(log_ids)
     oldest = "" if since is None else since.astimezone(UTC).strftime("%Y-%m-%d")
-    meant = [each for each in state.files.values() if SubjectPart(each.subject, each.broker_group) in extents]
+    meant = [each for each in state.files.values() if each.part in extents]
     named = [each for each in meant if each.date >= oldest]
     there = files.all_data() if named else set()
     gone = tuple(sorted(each.path for each in named if each.path not in there))
@@ -139,10 +139,6 @@ def _ranges(
                     "they cannot be compared: name the archive that was made from this broker, or leave --archive out"
                 )
         yield from state.ranges_of(*part)
-
-
-def _part(span: ArchivedRange) -> SubjectPart:
-    return SubjectPart(span.subject, span.broker_group)
 
 
 def with_content(rows: DataFrame) -> DataFrame:
@@ -168,9 +164,9 @@ def compared(
     messages of the extents, with `content`. With `is_whole` the archive is also checked before the extents."""
     spans = []
     for each in archive.ranges:
-        begin, end = extents[_part(each)]
+        begin, end = extents[each.part]
         kept = max(each.first, begin)
-        spans.append((*_part(each), each.first if is_whole else kept, kept, min(each.end, end)))
+        spans.append((*each.part, each.first if is_whole else kept, kept, min(each.end, end)))
     ranges = F.broadcast(spark.createDataFrame(spans, _SPANS))
     sides = [
         _within(rows, ranges).withColumn("in_log", F.lit(is_log)).withColumn("in_archive", F.lit(1 - is_log))
@@ -242,15 +238,15 @@ def gone(
     spark: SparkSession, archive: Archive, log: DataFrame, extents: Mapping[SubjectPart, SubjectExtent]
 ) -> DataFrame | None:
     """Findings: committed rows that neither the archive nor the log has any more; None: there are none."""
-    old = [each for each in archive.ranges if each.first < extents[_part(each)].first]
+    old = [each for each in archive.ranges if each.first < extents[each.part].first]
     if not old:
         return None
-    begins = [(*_part(each), each.first, extents[_part(each)].first, each.end) for each in old]
+    begins = [(*each.part, each.first, extents[each.part].first, each.end) for each in old]
     ranges = F.broadcast(spark.createDataFrame(begins, _SPANS))
     before = _within(archive.rows, ranges).filter(F.col("sequence") < F.col("kept"))
     before = before.dropDuplicates([*_PART, "sequence"])
     wholes = [
-        Whole(each.subject, each.first, min(each.end, extents[_part(each)].first), each.broker_group) for each in old
+        Whole(each.subject, each.first, min(each.end, extents[each.part].first), each.broker_group) for each in old
     ]
     gaps = holes(spark, before, wholes)
     if gaps is None:
@@ -261,7 +257,7 @@ def gone(
         there.update({SubjectPart(*row[:2]): row["count"] for row in rows.groupBy(*_PART).count().collect()})
     committed = Counter[SubjectPart]()
     for each in old:
-        committed[_part(each)] += each.rows
+        committed[each.part] += each.rows
     short = [part for part, rows in committed.items() if there[part] < rows]
     is_short = [(F.col("subject") == part.subject) & (F.col("broker_group") == part.broker_group) for part in short]
     return findings.found(

@@ -1,13 +1,6 @@
 """Balances: how many messages came in and what became of them, per subject, group and window of time (of storing).
 
-    sent          by the business rows, if given; else the stored messages and the holes
-    stored        messages in the log                      scheduled    pending at the delay server, by due time
-    unsent        in an outbox or a spool, not yet stored
-    missing       sent or archived, and not there          duplicates   there more often than once
-    delivered     handed out at least once                 retried      of these, failed at least once
-    acked         done                                     dead         given up
-    outstanding   not settled: waiting, in hand, returned, retrying, dying
-    skipped       not for this group                       lost         taken by retention first
+`COUNTS` of `reconcile` says what each column counts.
 
 For each group `stored = acked + dead + outstanding + skipped + lost`; and `sent = stored - duplicates + missing +
 unsent`, plus what is scheduled, if rows were given. The second equation holds if no row is under way, too old or

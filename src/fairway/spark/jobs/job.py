@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
@@ -27,7 +28,7 @@ import typer
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from fairway.errors import FairwayError, Misuse, Unreachable
 from fairway.runtime import host, terminal
@@ -237,6 +238,11 @@ def failures(job: str) -> Iterator[None]:
         terminal.say(f"fairway pipeline {job}: {error}", err=True)
         status = UNREACHABLE if isinstance(error, Unreachable) else USAGE if isinstance(error, Misuse) else FAILED
         raise typer.Exit(status) from error
+
+
+def in_utc(row: Row) -> dict[str, Any]:
+    """The row with times in UTC: Spark returns times in the driver's zone, without naming the zone."""
+    return {name: each.astimezone(UTC) if isinstance(each, datetime) else each for name, each in row.asDict().items()}
 
 
 def tell(result: DataclassInstance, as_json: bool, lines: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from fairway.errors import FairwayError, Misuse
-from fairway.spark.server_groups import BROKER_GROUP
+from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
 VERSION: Final = 1
 HOME: Final = "_fairway"
@@ -49,6 +49,10 @@ class ArchiveFile:
     broker_group: str = BROKER_GROUP
     stored_as: str = ""  # the broker group in the file's rows, if that is another; never written down
 
+    @property
+    def part(self) -> SubjectPart:
+        return SubjectPart(self.subject, self.broker_group)
+
 
 @dataclass(frozen=True)
 class ArchivedRange:
@@ -61,6 +65,10 @@ class ArchivedRange:
     end: int
     rows: int
     broker_group: str = BROKER_GROUP
+
+    @property
+    def part(self) -> SubjectPart:
+        return SubjectPart(self.subject, self.broker_group)
 
 
 @dataclass(frozen=True)
@@ -114,14 +122,14 @@ class ArchiveState:
         now = {log_id: name for name, log_id in log_ids.items()}
         spans = [each for of in self.ranges.values() for each in of]
         names = {
-            (each.subject, each.broker_group): now[each.log_id]
+            each.part: now[each.log_id]
             for each in spans
             if now.get(each.log_id, each.broker_group) != each.broker_group
         }
         taken = {(subject, name) for (subject, _), name in names.items()}
         for each in spans:
-            if each.log_id not in now and (each.subject, each.broker_group) in taken:
-                names[each.subject, each.broker_group] = each.log_id
+            if each.log_id not in now and each.part in taken:
+                names[each.part] = each.log_id
         ranges = {subject: [_range_named(each, names) for each in of] for subject, of in self.ranges.items()}
         return ArchiveState(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
 
@@ -154,12 +162,12 @@ class ArchiveState:
             ranges.append(span)
 
 
-def _range_named(span: ArchivedRange, names: Mapping[tuple[str, str], str]) -> ArchivedRange:
-    return replace(span, broker_group=names.get((span.subject, span.broker_group), span.broker_group))
+def _range_named(span: ArchivedRange, names: Mapping[SubjectPart, str]) -> ArchivedRange:
+    return replace(span, broker_group=names.get(span.part, span.broker_group))
 
 
-def _named(file: ArchiveFile, names: Mapping[tuple[str, str], str]) -> ArchiveFile:
-    name = names.get((file.subject, file.broker_group))
+def _named(file: ArchiveFile, names: Mapping[SubjectPart, str]) -> ArchiveFile:
+    name = names.get(file.part)
     return file if name is None else replace(file, broker_group=name, stored_as=file.broker_group)
 
 

@@ -38,24 +38,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
-from fairway.client.message_states import (
-    DEAD_SEQUENCE,
-    DEAD_SUBJECT,
-    DONE_BY,
-    ENDS_CONSUMER,
-    HANDED_OUT,
-    IN_HAND,
-    MOVES_CURSOR,
-    REPLAY_GROUP,
-    REPLAY_SEQUENCE,
-    REPLAY_SUBJECT,
-    RETRYING,
-    RETURNED,
-    SKIPPED,
-    STATE_AFTER,
-    UNKNOWN,
-    WAITING,
-)
+from fairway.client import message_states as states
 from fairway.errors import Misuse
 from fairway.groups.config import Mode
 from fairway.spark.events.frames import EVENTS
@@ -71,11 +54,11 @@ _PLACE: Final = ("subject", "broker_group", "group")
 _KEY: Final = (*_PLACE, "sequence")
 _MESSAGE: Final = ("subject", "broker_group", "sequence", "id", "key", "created_at", "appended_at")
 # Headers of a copy that name the original: its subject, and its sequence there.
-_ORIGINS: Final = ((DEAD_SUBJECT, DEAD_SEQUENCE), (REPLAY_SUBJECT, REPLAY_SEQUENCE))
+_ORIGINS: Final = ((states.DEAD_SUBJECT, states.DEAD_SEQUENCE), (states.REPLAY_SUBJECT, states.REPLAY_SEQUENCE))
 
 # Events that name messages, beside `pulled`; and events that concern all that a consumer, or a group, holds.
-_NAMED: Final = tuple(event for event in STATE_AFTER if event not in {"pulled", "left"})
-_ENDED: Final = (*ENDS_CONSUMER, *MOVES_CURSOR)
+_NAMED: Final = tuple(event for event in states.STATE_AFTER if event not in {"pulled", "left"})
+_ENDED: Final = (*states.ENDS_CONSUMER, *states.MOVES_CURSOR)
 _ENDINGS: Final = {"left": "released", "expired": "expired", "sought": "forgotten", "removed": "forgotten"}
 _BEYOND: Final = (1 << 63) - 1  # above every sequence
 _COLUMNS: Final = (
@@ -134,7 +117,7 @@ def followed(
     groups_now = spark.createDataFrame(known, _GROUPS)
     told = messages.join(F.broadcast(groups_now), ["subject", "broker_group"]).join(acts, list(_KEY), "left")
     told = told.filter(F.col("cursor").isNotNull() | F.col("last").isNotNull()).withColumn("state", _state())
-    told = told.withColumn("due_at", F.when(F.col("state") == RETRYING, F.col("last.due_at")))
+    told = told.withColumn("due_at", F.when(F.col("state") == states.RETRYING, F.col("last.due_at")))
     return _timed(_gathered(told, has_copies=bool(consumption.inboxes)))
 
 
@@ -184,7 +167,7 @@ def _home_group() -> Column:
     """The broker group of a copy's original: for a redriven copy its own, for a replayed one that of a header."""
     headers, own = F.col("headers"), F.col("broker_group")
     is_redriven = F.coalesce(headers[_ORIGINS[0][0]] == F.col("owner"), F.lit(False))
-    return F.when(is_redriven, own).otherwise(F.coalesce(headers[REPLAY_GROUP], own))
+    return F.when(is_redriven, own).otherwise(F.coalesce(headers[states.REPLAY_GROUP], own))
 
 
 def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
@@ -207,13 +190,13 @@ def _events(
     if not consumption.extents:
         return spark.createDataFrame([], EVENTS)
     read = pickings.events(spark, picking.url, picking.patience_s, consumption.names, picking.since, groups)
-    kinds = {"configured", *STATE_AFTER, *_ENDED}
+    kinds = {"configured", *states.STATE_AFTER, *_ENDED}
     return read.filter(F.col("event").isin(*kinds) & F.col("group").isNotNull()).localCheckpoint()
 
 
 def _groups(events: DataFrame, consumption: ConsumptionStatus) -> list[_Group]:
     """The present and the removed groups: few enough for the driver."""
-    position, is_moved = F.col("position"), F.col("event").isin(*MOVES_CURSOR)
+    position, is_moved = F.col("position"), F.col("event").isin(*states.MOVES_CURSOR)
     to = F.when(F.col("event") == "removed", F.lit(_BEYOND)).otherwise(F.col("first_sequence"))
     told = events.groupBy(*_PLACE).agg(
         F.max(F.when(is_moved, F.struct("position", to.alias("to")))).alias("moved"),
@@ -255,7 +238,7 @@ def _holds(events: DataFrame, *, with_moves: bool) -> DataFrame:
     and a frame that shrinks is not."""
     pulled = events.filter(F.col("event") == "pulled")
     is_whole = F.col("first_sequence").isNull() | (F.col("event") == "sought")  # concerns no range
-    of_groups = F.col("event").isin(*MOVES_CURSOR)
+    of_groups = F.col("event").isin(*states.MOVES_CURSOR)
     all_ended = events.filter(F.col("event").isin(*_ENDED) & is_whole)
     ended = all_ended.filter(~of_groups)
     if with_moves:
@@ -293,7 +276,7 @@ def _acts(each: DataFrame) -> DataFrame:
         .when(is_settled, F.col("next.event"))
         .when(ending.isNotNull(), _translated(F.col("ending.event"), _ENDINGS))
         .when(F.col("next").isNotNull(), F.lit("forgotten"))
-        .otherwise(F.lit(IN_HAND))
+        .otherwise(states.IN_HAND)
     )
     ended_at = F.when(is_acked, F.col("at")).when(is_settled, F.col("next.at")).otherwise(F.col("ending.at"))
     attempt = F.struct(
@@ -325,17 +308,21 @@ def _state() -> Column:
     last, sequence = F.col("last.event"), F.col("sequence")
     is_older = F.col("last").isNull() | (F.col("last.position") < F.col("moved_at"))
     is_moved = F.col("moved_at").isNotNull() & is_older
-    is_done = last.isin(*DONE_BY)
+    is_done = last.isin(*states.DONE_BY)
     is_once = F.col("is_once") & (last == "pulled")
     is_told = F.unix_millis("appended_at") >= F.col("told_from_ms")
+    without_events = (
+        F.when(sequence >= F.coalesce("cursor", sequence), states.WAITING)
+        .when(is_told, states.SKIPPED)
+        .otherwise(states.UNKNOWN)
+    )
     return (
-        F.when(is_moved & (sequence >= F.col("moved_to")), F.lit(WAITING))
-        .when(is_moved & F.coalesce(~is_done & ~is_once, F.lit(True)), F.lit(SKIPPED))
-        .when(last.isNull() & (sequence < F.col("cursor")), F.when(is_told, F.lit(SKIPPED)).otherwise(F.lit(UNKNOWN)))
-        .when(last.isNull(), F.lit(WAITING))
-        .when(is_once, F.lit(HANDED_OUT))
-        .when((last == "pulled") & F.col("last.ending").isNotNull(), F.lit(RETURNED))
-        .otherwise(_translated(last, STATE_AFTER))
+        F.when(is_moved & (sequence >= F.col("moved_to")), states.WAITING)
+        .when(is_moved & F.coalesce(~is_done & ~is_once, F.lit(True)), states.SKIPPED)
+        .when(last.isNull(), without_events)
+        .when(is_once, states.HANDED_OUT)
+        .when((last == "pulled") & F.col("last.ending").isNotNull(), states.RETURNED)
+        .otherwise(_translated(last, states.STATE_AFTER))
     )
 
 
@@ -363,7 +350,7 @@ def _gathered(told: DataFrame, *, has_copies: bool) -> DataFrame:
 
 def _as_handed_out(attempt: Column) -> Column:
     """An attempt of an at-most-once group: nothing ends it, so it ends when it is handed out."""
-    return attempt.withField("outcome", F.lit(HANDED_OUT)).withField("ended_at", attempt["pulled_at"])
+    return attempt.withField("outcome", F.lit(states.HANDED_OUT)).withField("ended_at", attempt["pulled_at"])
 
 
 def _timed(rows: DataFrame) -> DataFrame:

@@ -2,12 +2,7 @@
 
 The sides know nothing of one another: business rows, the log, an archive, and the action log, which has what groups
 did. If one side has something that another lacks, that is a finding, named by subject, group, id and sequence. The job
-writes only the output that is asked for.
-
-    reconcile_options  options and result                    reconciliation     one run, and the messages it covers
-    producer_records   what producers say that they sent     message_lifecycle  what became of messages in groups
-    audit              an archive against the log; holes     findings           what is wrong, and the remedies
-    balances           sums per subject, group and window
+writes only the output that is asked for. `fairway.spark.jobs` names the modules that compare the sides.
 """
 
 from __future__ import annotations
@@ -185,7 +180,7 @@ def _of_finding(each: Discrepancy) -> str:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 # What each column of the balances counts.
-_COUNTS: Final = {
+COUNTS: Final = {
     "sent": "business rows; without them what is stored, what left a hole, and what is unsent",
     "stored": "messages in the log",
     "scheduled": "messages that wait at the delay server",
@@ -251,15 +246,15 @@ def _figures(result: ReconcileResult, options: ReconcileOptions) -> Iterable[Fig
 
 
 def _books(section: Section, books: Sequence[GroupBalance]) -> None:
-    names = [name for name in _COUNTS if name in _ALWAYS or any(getattr(each, name) for each in books)]
-    zero = [name for name in _COUNTS if name not in names]
+    names = [name for name in COUNTS if name in _ALWAYS or any(getattr(each, name) for each in books)]
+    zero = [name for name in COUNTS if name not in names]
     left_out = f"Zero everywhere, and left out: {', '.join(zero)}." if zero else ""
     section.table(
         ["subject", "group", *map(Column, names)],
         [[each.subject, each.group, *(getattr(each, name) for name in names)] for each in books],
         f"How many messages. {left_out}".rstrip(),
     )
-    section.terms("What the columns count", _COUNTS)
+    section.terms("What the columns count", COUNTS)
     timed = [each for each in books if each.ack_p50_ms is not None]
     section.table(
         ["subject", "group", *(Column(name, SECONDS) for name in _LATENCIES.values())],

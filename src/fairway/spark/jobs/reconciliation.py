@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Any, Final
+from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 from pyspark.sql.types import StructType
 
@@ -35,7 +35,7 @@ from fairway.spark.jobs import (
 )
 from fairway.spark.jobs.audit import Archive, Whole, holes
 from fairway.spark.jobs.files import Files
-from fairway.spark.jobs.job import Point, ProgressListener
+from fairway.spark.jobs.job import Point, ProgressListener, in_utc
 from fairway.spark.jobs.reconcile_options import (
     ID,
     MS,
@@ -357,7 +357,7 @@ class Reconciliation:
         options, notes = self._options, self._scope.notes
         books_of = self._keep(balances.summed(self._amounts(messages, judged, found), accounts))
         whole = books_of.filter("is_whole").orderBy("subject", "group").collect()
-        differing = self._differing([row.asDict() for row in whole])
+        differing = self._differing(whole)
         if options.output is not None:
             self._write(options.output, found, differing, books_of)
         by_kind = self._counts_of(found, differing)
@@ -375,8 +375,8 @@ class Reconciliation:
             window_s=options.window_s,
             counts={kind: by_kind.get(kind, 0) for kind in findings.KINDS},
             rows=fates,
-            books=[_book(row.asDict()) for row in whole],
-            windows=[_book(row.asDict()) for row in reversed(newest[:WINDOWS_MAX])],
+            books=[_book(row) for row in whole],
+            windows=[_book(row) for row in reversed(newest[:WINDOWS_MAX])],
             findings=[*self._named(found, by_kind), *differing[: options.top]],
             notes=notes,
         )
@@ -410,7 +410,7 @@ class Reconciliation:
         rows = self._spark.createDataFrame([*windows, *rest], "subject string, start_ms long, due long")
         return rows.withColumn("window", F.timestamp_millis("start_ms"))
 
-    def _differing(self, whole: Sequence[Mapping[str, Any]]) -> list[Discrepancy]:
+    def _differing(self, whole: Sequence[Row]) -> list[Discrepancy]:
         """Findings: groups for which the log and the broker disagree. What groups hold is compared only if no group has
         acted meanwhile."""
         before, options = self._scope.counts, self._options
@@ -454,7 +454,7 @@ class Reconciliation:
         for kind in (each for each in findings.KINDS if by_kind.get(each)):
             some = found.filter(F.col("kind") == kind).drop("at")
             first = some.orderBy("since", "subject", "group", "sequence", "id").limit(self._options.top)
-            named += [Discrepancy(**_in_utc(row.asDict())) for row in first.collect()]
+            named += [Discrepancy(**in_utc(row)) for row in first.collect()]
         return named
 
 
@@ -476,16 +476,13 @@ def _pairs(rows: DataFrame) -> dict[str, int]:
     return {name: number for name, number in rows.collect()}  # noqa: C416  (a row is more than a pair)
 
 
-def _book(row: dict[str, Any]) -> GroupBalance:
-    return GroupBalance(**_in_utc({name: row[name] for name in row if name not in {"is_whole", balances.HELD}}))
+def _book(row: Row) -> GroupBalance:
+    return GroupBalance(
+        **{name: value for name, value in in_utc(row).items() if name not in {"is_whole", balances.HELD}}
+    )
 
 
 def _differs(subject: str, group: str, messages: int, said: str) -> Discrepancy:
     kind, remedy = findings.REASONS[findings.COUNTED_OTHERWISE]
     nothing = None, None, None
     return Discrepancy(kind, findings.COUNTED_OTHERWISE, subject, group, *nothing, messages, None, None, said, remedy)
-
-
-def _in_utc(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with times in UTC: Spark returns times in the machine's zone, without naming the zone."""
-    return {name: each.astimezone(UTC) if isinstance(each, datetime) else each for name, each in row.items()}

@@ -118,15 +118,11 @@ def described(caller: BlockingClient, depth: Depth) -> Iterator[Described]:
         after = page.next
 
 
-def extent_of(subject: SubjectDescription) -> SubjectExtent:
-    return SubjectExtent(subject.first_sequence, subject.committed_end)
-
-
 def _note(
     consumption: ConsumptionStatus, found: SubjectDescription, broker_group: str, groups: frozenset[str] | None
 ) -> None:
     part = SubjectPart(found.name, broker_group)
-    consumption.extents[part] = extent_of(found)
+    consumption.extents[part] = SubjectExtent.of(found)
     for each in found.groups:
         if groups is None or each.name in groups:
             consumption.cursors[part, each.name] = each.cursor
@@ -175,7 +171,7 @@ def counts(url: str, patience_s: int, subjects: Iterable[str]) -> Counts:
                 found.now_ms = max(found.now_ms, page.broker.now_ms)
                 found.log_ids[place.broker_group] = _id(page.broker.log_id)
                 for each in (each for each in page.subjects if each.name in wanted):
-                    found.extents[SubjectPart(each.name, place.broker_group)] = extent_of(each)
+                    found.extents[SubjectPart(each.name, place.broker_group)] = SubjectExtent.of(each)
                     for group in each.groups:
                         found.owed[each.name, group.name] += group.in_flight + waiting_in(group)
                         found.spread[each.name, group.name] += 1

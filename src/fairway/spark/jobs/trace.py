@@ -7,7 +7,7 @@ slowest, and which are stuck. `message_lifecycle.lives` has the same facts messa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Final
 
 import typer
@@ -158,18 +158,7 @@ def _named(rows: DataFrame, order: Column, top: int) -> list[TracedMessage]:
     reason = F.try_element_at(reasons, F.lit(-1)).alias("reason")
     columns = [each.name for each in fields(TracedMessage) if each.name != "reason"]
     found = rows.orderBy(order, "subject", "group", "sequence").limit(top)
-    return [_name(row) for row in found.select(*columns, reason).collect()]
-
-
-def _name(row: Row) -> TracedMessage:
-    """A row as a message, with times in UTC: Spark returns times in the driver's zone, without naming the zone."""
-    told = row.asDict()
-    times = {name: _in_utc(told.pop(name)) for name in ("appended_at", "due_at")}
-    return TracedMessage(**told, **times)  # type: ignore[arg-type]
-
-
-def _in_utc(moment: datetime | None) -> datetime | None:
-    return None if moment is None else moment.astimezone(UTC)
+    return [TracedMessage(**job.in_utc(row)) for row in found.select(*columns, reason).collect()]
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

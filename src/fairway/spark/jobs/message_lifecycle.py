@@ -316,10 +316,11 @@ def _state() -> Column:
         .when(is_told, states.SKIPPED)
         .otherwise(states.UNKNOWN)
     )
+    is_to_come = sequence >= F.col("moved_to")
     return (
-        F.when(is_moved & (sequence >= F.col("moved_to")), states.WAITING)
-        .when(is_moved & F.coalesce(~is_done & ~is_once, F.lit(True)), states.SKIPPED)
+        F.when(is_moved & ~is_to_come & F.coalesce(~is_done & ~is_once, F.lit(True)), states.SKIPPED)
         .when(last.isNull(), without_events)
+        .when(is_moved & is_to_come, states.WAITING)
         .when(is_once, states.HANDED_OUT)
         .when((last == "pulled") & F.col("last.ending").isNotNull(), states.RETURNED)
         .otherwise(_translated(last, states.STATE_AFTER))

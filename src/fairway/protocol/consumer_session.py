@@ -152,9 +152,9 @@ class ConsumerSession:
             self._finish(error)
             return []
 
-    def wish(self, count: int) -> None:
+    def set_take_count(self, count: int) -> None:
         """Keep `count` messages ready: the program takes that many at once, however long it then works on them."""
-        self._ahead.wish = count
+        self._ahead.take_count = count
 
     @property
     def waiting_count(self) -> int:

@@ -7,7 +7,7 @@ the target adapts:
 
     the buffer ran dry, and the broker had more     twice as much
     messages waited here all the time               what the program settled meanwhile, scaled to `_HORIZON_NS`
-    the program takes many at once, by its wish     at least so many
+    the program takes many at once                  at least so many
 
 An idle program is not slow: time counts only while messages wait.
 
@@ -48,7 +48,7 @@ class PrefetchTarget:
 
     def __init__(self, most: int, *, is_bound: bool = True) -> None:
         """`is_bound` is False where messages are pushed: they do not wait, so only `most` bounds them."""
-        self.wish = 1  # how many the program takes at once
+        self.take_count = 1  # how many the program takes at once
         self._most = most
         self._found = min(_FIRST, most) if is_bound else most
         self._has_more = False  # the broker sent about as many as the pull asked for
@@ -57,7 +57,7 @@ class PrefetchTarget:
 
     @property
     def limit(self) -> int:
-        return min(max(self._found, self.wish), self._most)
+        return min(max(self._found, self.take_count), self._most)
 
     def arrived(self, asked: int, count: int) -> None:
         """Note the answer to a pull."""

@@ -347,7 +347,7 @@ def test_a_refused_settlement_is_sent_again_after_the_time_that_was_said() -> No
 
 def test_a_great_many_outcomes_are_several_requests() -> None:
     stage = Stage(prefetch_messages=2_000, settle_messages=1)
-    stage.session.wish(2_000)
+    stage.session.set_take_count(2_000)
     messages = stage.begin(*(b"%d" % number for number in range(2_000)))
     for number, message in enumerate(messages):
         message.retry(after=1, reason=str(number))

@@ -56,7 +56,7 @@ def test_a_program_that_is_slow_no_more_gets_more_again() -> None:
 
 def test_who_takes_many_at_once_finds_them_however_slow_it_is() -> None:
     stage = backlog(5_000)
-    stage.session.wish(1_000)
+    stage.session.set_take_count(1_000)
     sizes = []
     for _ in range(4):
         messages = stage.session.take_messages(1_000)

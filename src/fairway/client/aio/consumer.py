@@ -46,7 +46,7 @@ class AioConsumer(TakenMessages):
     async def take(self, most: int = HANDFUL, timeout: Duration | None = None) -> list[Message]:  # noqa: ASYNC109
         """Between 1 and `most` messages, as soon as there are any. An empty list: the timeout has passed."""
         check_most(most)
-        self._session.wish(most)
+        self._session.set_take_count(most)
         end_ns = end_of(timeout, self._clock)
         while await self._refill(end_ns, most):
             if found := self._some(most):

@@ -93,7 +93,7 @@ class ClusterConsumer(Generic[ConnectionT]):
         self._is_placed = False  # the first route has arrived, even one without broker groups
         self._is_off = False  # the consumer group is switched off in the whole cluster
         self._is_draining = False
-        self._wish = 0
+        self._take_count = 0
         self._past = ConsumerCounts()  # of sessions that have ended
 
     # --- following the subject ---------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class ClusterConsumer(Generic[ConnectionT]):
         )
         joined = BrokerGroupSession(name, connection, session, self.noticed)
         with joined.lock:
-            session.wish(self._wish)
+            session.set_take_count(self._take_count)
             if self.is_paused or self._is_off:
                 session.pause()
             connection.core.line.add(joined, self._clock.monotonic_ns(), session.detach)
@@ -178,10 +178,10 @@ class ClusterConsumer(Generic[ConnectionT]):
                         taken += joined.session.take_messages(share)
         return taken
 
-    def wish(self, count: int) -> None:
-        self._wish = count
+    def set_take_count(self, count: int) -> None:
+        self._take_count = count
         for joined in self._joined:
-            joined.session.wish(count)
+            joined.session.set_take_count(count)
 
     @property
     def waiting_count(self) -> int:

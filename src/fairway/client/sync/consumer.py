@@ -45,7 +45,7 @@ class Consumer(TakenMessages):
     def take(self, most: int = HANDFUL, timeout: Duration | None = None) -> list[Message]:
         """Between 1 and `most` messages, as soon as there are any. An empty list: the timeout has passed."""
         check_most(most)
-        self._session.wish(most)
+        self._session.set_take_count(most)
         end_ns = end_of(timeout, self._clock)
         while self._refill(end_ns, most):
             if found := self._some(most):

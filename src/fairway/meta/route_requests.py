@@ -37,8 +37,8 @@ from fairway.serving.rates import CreationRate
 from fairway.serving.requests import Requester as Session
 from fairway.serving.requests import ServedRequest
 
-WISHES_MAX = 1_000  # for subjects that cannot be created now; beyond it, clients must ask again
-WISH_S = 60  # a client's poll renews the request every 30 s
+CREATIONS_MAX = 1_000  # for subjects that cannot be created now; beyond it, clients must ask again
+CREATION_S = 60  # a client's poll renews the request every 30 s
 _AGAIN_S = 1.0
 _NS = 1_000_000_000
 _SHORT_WAIT_S = 0.1  # below this delay, the client waits; else it gets a refusal now and a change later
@@ -62,29 +62,31 @@ class SubjectCreator:
         self._counts: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # creation requests by connection
         self._turns: WeakKeyDictionary[object, asyncio.Lock] = WeakKeyDictionary()  # one connection's in turn
         self._clock = clock
-        self._wishes: dict[str, _CreationRequest] = {}
+        self._creations: dict[str, _CreationRequest] = {}
         self._chance = asyncio.Event()  # something has changed: another attempt may succeed
 
     def trouble_of(self, subject: str) -> str:
         """Why the subject does not exist yet; empty: nobody has tried, or the first attempt is under way."""
-        wish = self._wishes.get(subject)
-        return "" if wish is None else wish.trouble
+        creation = self._creations.get(subject)
+        return "" if creation is None else creation.trouble
 
-    def wish(self, subject: str, connection: object) -> asyncio.Event | None:
+    def request(self, subject: str, connection: object) -> asyncio.Event | None:
         """Create a subject, now or later. Return an event for the end of the first attempt. None: there are too many
         creation requests, or this connection has half of them."""
-        wish = self._wishes.get(subject)
-        expires_ns = self._clock.monotonic_ns() + WISH_S * _NS
-        if wish is not None:
-            wish.expires_ns = expires_ns
-            return wish.decided
+        creation = self._creations.get(subject)
+        expires_ns = self._clock.monotonic_ns() + CREATION_S * _NS
+        if creation is not None:
+            creation.expires_ns = expires_ns
+            return creation.decided
         of_connection = self._counts.get(connection, 0)
-        if len(self._wishes) >= WISHES_MAX or of_connection >= WISHES_MAX // 2:
+        if len(self._creations) >= CREATIONS_MAX or of_connection >= CREATIONS_MAX // 2:
             return None
         self._counts[connection] = of_connection + 1
-        wish = self._wishes[subject] = _CreationRequest(expires_ns, connection)
-        wish.task = asyncio.get_running_loop().create_task(self._make(subject, wish), name="fairway-meta-founder")
-        return wish.decided
+        creation = self._creations[subject] = _CreationRequest(expires_ns, connection)
+        creation.task = asyncio.get_running_loop().create_task(
+            self._make(subject, creation), name="fairway-meta-creator"
+        )
+        return creation.decided
 
     def try_again(self) -> None:
         """Groups have changed: try again at once."""
@@ -92,43 +94,43 @@ class SubjectCreator:
         chance.set()
 
     async def stop(self) -> None:
-        await cancel([wish.task for wish in self._wishes.values()])
+        await cancel([creation.task for creation in self._creations.values()])
 
-    async def _make(self, subject: str, wish: _CreationRequest) -> None:
+    async def _make(self, subject: str, creation: _CreationRequest) -> None:
         try:
-            await self._take_turn(wish)
-            while self._clock.monotonic_ns() < wish.expires_ns:
+            await self._take_turn(creation)
+            while self._clock.monotonic_ns() < creation.expires_ns:
                 chance = self._chance
                 try:
                     await self._admin.create(subject, is_on_first_use=True)
                 except FairwayError as error:
-                    wish.trouble = error.sentence if isinstance(error, Refused) else str(error)
+                    creation.trouble = error.sentence if isinstance(error, Refused) else str(error)
                 else:
                     return
-                wish.decided.set()
+                creation.decided.set()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_AGAIN_S):
                         await chance.wait()
         finally:
-            wish.decided.set()
-            del self._wishes[subject]
-            self._counts[wish.connection] -= 1
+            creation.decided.set()
+            del self._creations[subject]
+            self._counts[creation.connection] -= 1
 
-    async def _take_turn(self, wish: _CreationRequest) -> None:
+    async def _take_turn(self, creation: _CreationRequest) -> None:
         """Return when the creation rate allows another subject, or when the request has expired."""
-        turn = self._turns.setdefault(wish.connection, asyncio.Lock())
+        turn = self._turns.setdefault(creation.connection, asyncio.Lock())
         async with turn:
-            while self._clock.monotonic_ns() < wish.expires_ns:
+            while self._clock.monotonic_ns() < creation.expires_ns:
                 try:
-                    self._rate.check(wish.connection)
+                    self._rate.check(creation.connection)
                 except Refused as refused:
                     wait_s = (refused.retry_after_ms or 0) / 1_000
-                    wish.trouble = refused.sentence
+                    creation.trouble = refused.sentence
                     if wait_s > _SHORT_WAIT_S:
-                        wish.decided.set()
+                        creation.decided.set()
                     await asyncio.sleep(wait_s)
                 else:
-                    self._rate.note(wish.connection)
+                    self._rate.note(creation.connection)
                     return
 
 
@@ -202,9 +204,9 @@ class RouteRequestHandler:
         route = request.message
         if route.wait_ms or not route.poll:
             self._release(_key(request))
-        wished = self._wish(route, request.session)
-        if wished and not route.known:
-            task = self._loop.create_task(self._answer_when_made(request, wished), name="fairway-meta-route")
+        creations = self._request_creations(route, request.session)
+        if creations and not route.known:
+            task = self._loop.create_task(self._answer_when_made(request, creations), name="fairway-meta-route")
             request.wait_at(task.cancel)
             self._waiters[task] = None
             task.add_done_callback(self._waiters.pop)
@@ -213,11 +215,11 @@ class RouteRequestHandler:
         else:
             self._park(request)
 
-    def _wish(self, route: Route, session: Session) -> list[asyncio.Event]:
+    def _request_creations(self, route: Route, session: Session) -> list[asyncio.Event]:
         """Request the creation of missing subjects, if the client wants that."""
         if not route.may_create or not self.policy or route.asker not in {ClientRole.PRODUCER, ClientRole.SCHEDULER}:
             return []
-        events = [self._subject_creator.wish(name, session) for name in self._cluster_state.missing(route)]
+        events = [self._subject_creator.request(name, session) for name in self._cluster_state.missing(route)]
         return [event for event in events if event is not None]
 
     async def _answer_when_made(self, request: RouteRequest, made: list[asyncio.Event]) -> None:

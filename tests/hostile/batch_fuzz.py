@@ -22,7 +22,7 @@ from typing import Any
 
 import zstandard
 
-from fairway.batch import Batch, BatchHeader, Codec, MessageId, arrays, check, checksum, decode, encode, layout, peek
+from fairway.batch import Batch, BatchHeader, Codec, MessageId, check, checksum, decode, encode, layout, peek
 from fairway.errors import RemoteProtocolError
 from tests.hostile import fuzzing
 
@@ -159,7 +159,7 @@ MUTATIONS: list[Mutation] = [
 def _inside_compression(rng: random.Random, batch: bytes, others: list[bytes]) -> bytearray:
     """Change the columns of a compressed batch, then compress them again; lengths are mostly made right."""
     header = peek(batch)
-    start = header.size - arrays.padded(header.body_length)
+    start = header.size - layout.padded(header.body_length)
     frame = batch[start : start + header.body_length]
     raw = bytearray(zstandard.ZstdDecompressor().decompress(frame))
     rng.choice((_flip_bits, _set_bytes, _cut_words, _extend, _insert_words))(rng, raw, others)
@@ -243,11 +243,11 @@ def verdict(door: Callable[[bytes], object], data: bytes) -> object:
 
 @contextmanager
 def without_numpy() -> Iterator[None]:
-    usual, arrays.NUMPY_FROM_ITEMS = arrays.NUMPY_FROM_ITEMS, 1 << 40
+    usual, layout.NUMPY_FROM_ITEMS = layout.NUMPY_FROM_ITEMS, 1 << 40
     try:
         yield
     finally:
-        arrays.NUMPY_FROM_ITEMS = usual
+        layout.NUMPY_FROM_ITEMS = usual
 
 
 def _allowed_bytes(data: bytes) -> int:

@@ -1,15 +1,12 @@
 """The batch format: messages as columns, the same bytes on the wire, on disk and in Spark.
 
-    layout         what each byte of a batch means; the header
+    layout         what each byte of a batch means; the header; numpy, if it is installed
     encode         lists of messages → bytes
     check          proves that the bytes of a batch are sound, and finds its columns
     decode         bytes → messages
     single_message fast paths of encoding and checking for one message
     identity       message ids and secrets
-    hashes         tag filters and key hashes
-    checksum       CRC-32C
-    compression    the body as a zstd frame
-    arrays         numpy, if it is installed
+    checksum       CRC-32C; tag filters and key hashes
     arrow          a batch as an Arrow record batch
 
 A producer encodes a batch once (`encode`). The broker checks it once (`check`) and then moves it unopened (`peek`,
@@ -17,10 +14,9 @@ A producer encodes a batch once (`encode`). The broker checks it once (`check`) 
 """
 
 from fairway.batch.check import check, verify
-from fairway.batch.checksum import checksum, checksum_of_bytes
+from fairway.batch.checksum import checksum, checksum_of_bytes, key_hash, may_hold, tag_mask
 from fairway.batch.decode import Batch, decode, decode_verified
 from fairway.batch.encode import as_bytes, encode, reborn, restamp
-from fairway.batch.hashes import key_hash, may_hold, tag_mask
 from fairway.batch.identity import MessageId
 from fairway.batch.layout import (
     HEADER_BYTES,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairway.batch.arrays import padded
 from fairway.batch.check import BatchColumns, Strings
+from fairway.batch.layout import padded
 from fairway.errors import Misuse
 
 try:

@@ -18,14 +18,12 @@ from operator import not_, sub
 from typing import Any, Final
 
 import msgspec
+import zstandard
 
 from fairway import limits
 from fairway.batch import layout, single_message
-from fairway.batch.arrays import byte_view, numpy_for, padded
-from fairway.batch.checksum import checksum
-from fairway.batch.compression import decompress
-from fairway.batch.hashes import key_hashes_of, tag_filter_of
-from fairway.batch.layout import BatchHeader, Codec, peek
+from fairway.batch.checksum import checksum, key_hashes_of, tag_filter_of
+from fairway.batch.layout import BatchHeader, Codec, byte_view, numpy_for, padded, peek
 from fairway.errors import RemoteProtocolError
 from fairway.runtime.buffers import Bytes
 
@@ -172,7 +170,32 @@ def _raw(data: memoryview, header: BatchHeader) -> memoryview:
     if any(data[end:]):
         raise RemoteProtocolError("batch whose last padding is not zero")
     body = data[start:end]
-    return body if header.codec is Codec.NONE else memoryview(decompress(body, header.raw_length))
+    return body if header.codec is Codec.NONE else memoryview(_decompressed(body, header.raw_length))
+
+
+def _decompressed(frame: memoryview, raw_length: int) -> bytes:
+    """The content of a zstd frame that must hold exactly `raw_length` bytes.
+
+    A frame names its content size, which must be the header's raw length. So the one allocation is known, and bounded,
+    before the first byte is decompressed. There is one frame, with nothing behind it and without a dictionary.
+    """
+    if bytes(frame[:4]) != layout.ZSTD_MAGIC:  # other magics mean skippable frames and formats before zstd 1.0
+        raise RemoteProtocolError("the batch's body is not a zstd frame")
+    try:
+        parameters = zstandard.get_frame_parameters(frame)
+        if parameters.content_size != raw_length:
+            raise RemoteProtocolError(f"zstd frame of {parameters.content_size} bytes for columns of {raw_length}")
+        if parameters.window_size > limits.BATCH_RAW_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"zstd frame with a window of {parameters.window_size} bytes: at most 64 MiB is allowed"
+            )
+        decompressor = zstandard.ZstdDecompressor(max_window_size=limits.BATCH_RAW_BYTES_MAX)
+        raw = decompressor.decompress(frame, max_output_size=raw_length, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise RemoteProtocolError(f"the batch's body is a damaged zstd frame: {error}") from None
+    if len(raw) != raw_length:
+        raise RemoteProtocolError(f"zstd frame of {len(raw)} bytes for columns of {raw_length}")
+    return raw
 
 
 def _check_section(data: memoryview, header: BatchHeader) -> None:

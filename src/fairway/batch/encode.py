@@ -13,20 +13,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final
 
+import zstandard
+
 from fairway import limits
 from fairway.batch import layout, single_message
-from fairway.batch.arrays import PADDING
-from fairway.batch.checksum import checksum
-from fairway.batch.compression import compress
-from fairway.batch.hashes import key_hashes_of, tag_filter_of
+from fairway.batch.checksum import checksum, key_hashes_of, tag_filter_of
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import Codec
+from fairway.batch.layout import PADDING, Codec
 from fairway.errors import Misuse
 
 _FLAGS_FIELD: Final = 6  # of the header
 _SIZE_FIELD: Final = 8
 _PRODUCER_FIELD: Final = 14  # the first sequence is the next field
 _NOTHING: Final = (None, None, None, None)
+_ZSTD_LEVEL: Final = 3  # zstd's own default: higher levels cost twice the time for a few per cent
 
 
 def encode(
@@ -258,7 +258,8 @@ def _explicit_ids(ids: Sequence[MessageId | None]) -> bytes:
 def _compressed(columns: list[bytes], codec: Codec, raw_length: int) -> tuple[Codec, list[bytes], int]:
     """The codec that was used, the parts of the body, and its length without padding."""
     if codec == Codec.ZSTD:
-        frame = compress(b"".join(columns))
+        # A context per call, because threads cannot share one: 10 µs, where compressing 10 KiB takes 30 µs.
+        frame = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_content_size=True).compress(b"".join(columns))
         if len(frame) + len(PADDING[len(frame) % 8]) < raw_length:
             return Codec.ZSTD, [frame, PADDING[len(frame) % 8]], len(frame)
     return Codec.NONE, columns, raw_length

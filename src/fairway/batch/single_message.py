@@ -14,11 +14,9 @@ from typing import Final
 
 from fairway import limits
 from fairway.batch import layout
-from fairway.batch.arrays import PADDING, padded
-from fairway.batch.checksum import checksum
-from fairway.batch.hashes import hash_of
+from fairway.batch.checksum import checksum, hash_of
 from fairway.batch.identity import MessageId
-from fairway.batch.layout import BatchHeader, Codec
+from fairway.batch.layout import PADDING, BatchHeader, Codec, padded
 from fairway.runtime.buffers import Bytes
 
 _HEAD: Final = struct.Struct("<HHHH II II II II Q Q q Q")  # `layout.HEADER` behind its prefix

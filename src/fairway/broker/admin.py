@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from fairway import limits
-from fairway.batch.hashes import key_hash
+from fairway.batch.checksum import key_hash
 from fairway.broker.dead_letters import RedriveProcessor
 from fairway.broker.descriptions import DescribeSteps, SubjectIndex, dead_letters_of, describe
 from fairway.broker.group_coordinator import GroupCoordinator, refusal

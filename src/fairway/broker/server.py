@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
-from fairway.batch.arrays import numpy_or_none
+from fairway.batch.layout import numpy_or_none
 from fairway.broker.admin import AdminProcessor
 from fairway.broker.cold_reads import ColdReads
 from fairway.broker.consume import ConnectionLeases, ConsumeProcessor
@@ -40,7 +40,7 @@ from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Configure, Index, Lever, Names, Retrace, Scan, Switch
-from fairway.protocol.handshake import INBOX
+from fairway.protocol.connection_states import INBOX
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.route_messages import Route
 from fairway.replication import copies

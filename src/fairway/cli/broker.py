@@ -323,7 +323,7 @@ def check_alone(disk: Disk, data: Path) -> None:
 
 
 def _open_delay(data: Path, options: CliOptions, memory: MemoryPlan, net: Net) -> Delay | None:
-    from fairway.batch.arrays import numpy_or_none
+    from fairway.batch.layout import numpy_or_none
 
     if numpy_or_none() is None:
         output.line("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'")

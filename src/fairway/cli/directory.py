@@ -68,7 +68,7 @@ def look(path: Path, *, verify: bool, records_max: int = 0) -> DirectorySurvey:
 
 def _add_schedule(disk: RealDisk, found: DirectorySurvey) -> None:
     """Add the damage of the buckets of delayed messages."""
-    from fairway.batch.arrays import numpy_or_none
+    from fairway.batch.layout import numpy_or_none
 
     if numpy_or_none() is None:
         found.remarks.append("schedule/ was not looked at: it takes numpy, pip install 'fairway[server]'")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from fairway import limits
-from fairway.batch.hashes import may_hold, tag_mask
+from fairway.batch.checksum import may_hold, tag_mask
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 
 HOUR_MS = 3_600_000

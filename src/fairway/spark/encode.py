@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 
 from fairway import limits
 from fairway.batch import MessageId, layout
-from fairway.batch.arrays import padded
-from fairway.batch.checksum import checksum
-from fairway.batch.hashes import key_hashes_of, tag_filter_of
+from fairway.batch.checksum import checksum, key_hashes_of, tag_filter_of
 from fairway.batch.identity import TEXT_CHARS
+from fairway.batch.layout import padded
 from fairway.errors import Misuse
 
 _DIGITS: Final = np.array([ord(str(MessageId(0, value))[-1]) for value in range(32)], np.uint8)

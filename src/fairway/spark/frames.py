@@ -32,9 +32,9 @@ from pyspark.sql.types import (
 )
 
 from fairway.batch import HEADER_BYTES, check, layout
-from fairway.batch.arrays import padded
 from fairway.batch.arrow import SCHEMA, record_batch
 from fairway.batch.check import open_columns
+from fairway.batch.layout import padded
 from fairway.errors import Misuse
 from fairway.protocol import Bytes
 from fairway.spark import encode

@@ -17,7 +17,7 @@ expiring_store    a store in memory for `fairway.ExpiringInbox`
 
 from __future__ import annotations
 
-from fairway.batch.arrays import numpy_or_none
+from fairway.batch.layout import numpy_or_none
 
 if numpy_or_none() is None:
     raise ModuleNotFoundError(

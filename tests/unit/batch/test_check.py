@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from fairway.batch import Codec, MessageId, arrays, check, decode, encode, key_hash, peek, tag_mask
+from fairway.batch import Codec, MessageId, check, decode, encode, key_hash, layout, peek, tag_mask
 from fairway.errors import RemoteProtocolError
 from tests.unit.batch.forge import CREATED, DUE, HEADERS, IDS, KEYS, TAGS, forge, ints, longs, pad, seal, strings
 
@@ -148,7 +148,7 @@ def test_flag_that_may_be_ignored_is_ignored_with_its_header() -> None:
 def test_payload_offsets_out_of_bounds_are_refused(
     body: bytes, sentence: str, numpy_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "NUMPY_FROM_ITEMS", numpy_from)
+    monkeypatch.setattr(layout, "NUMPY_FROM_ITEMS", numpy_from)
     assert sentence in refusal(forge(body))
 
 

@@ -11,13 +11,13 @@ from fairway.batch import (
     BatchHeader,
     Codec,
     MessageId,
-    arrays,
     check,
     decode,
     encode,
     explicit_ids,
     key_hash,
     key_hashes,
+    layout,
     peek,
 )
 from fairway.batch import due_times_ms as due_section
@@ -119,13 +119,13 @@ def test_empty_key_is_not_an_absent_key() -> None:
 def test_core_install_without_numpy_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for extra in ("numpy", "pyarrow"):
         monkeypatch.setitem(sys.modules, extra, None)  # importing it raises ImportError
-    arrays.numpy_or_none.cache_clear()
+    layout.numpy_or_none.cache_clear()
     try:
-        assert arrays.numpy_or_none() is None
+        assert layout.numpy_or_none() is None
         columns = {name: values * 40 for name, values in COLUMNS.items()}
         data = encode(PAYLOADS * 40, **IDENTITY, **columns)
         assert decode(memoryview(data)).keys() == columns["keys"]
         large = encode([bytes(100_000)], **IDENTITY)
         assert decode(memoryview(large)).payloads == [bytes(100_000)]
     finally:
-        arrays.numpy_or_none.cache_clear()
+        layout.numpy_or_none.cache_clear()

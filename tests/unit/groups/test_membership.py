@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.batch.hashes import tag_mask
+from fairway.batch.checksum import tag_mask
 from fairway.errors import Misuse
 from fairway.group_events import ActionKind
 from fairway.groups import Dying, GroupConfig, GroupOutcome, GroupStateMachine, Handout, SettleVerdict, TagFilter

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fairway.batch import checksum, layout
 from fairway.batch.check import Strings, locate
-from fairway.batch.hashes import tag_filter_of
+from fairway.batch.checksum import tag_filter_of
 from fairway.batch.layout import BatchHeader, Codec
 
 Numbers: TypeAlias = NDArray[np.int64]

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 import fairway
-from fairway.client.spool.contents import survey
+from fairway.client.spool.spool_directory import survey
 from fairway.runtime.clock import RealClock
 from fairway.runtime.process import Child
 from tests.crash.spool_worker import Orders

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry, PlacementRecord
+from fairway.client.spool.journal_files import SpoolEntry, PlacementRecord
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng

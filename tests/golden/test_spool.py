@@ -10,7 +10,7 @@ import google_crc32c
 import pytest
 
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry, PlacementRecord
+from fairway.client.spool.journal_files import SpoolEntry, PlacementRecord
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.real_disk import RealDisk
 from tests.golden.spool import (

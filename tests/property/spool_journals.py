@@ -11,7 +11,7 @@ from typing import Any
 
 from fairway import batch
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.recovery import Aside
+from fairway.client.spool.journal_files import Aside
 from fairway.client.spool.spool import SpoolOptions
 from fairway.errors import NotSent, OutcomeUnknown, Refused
 from fairway.limits import GIB

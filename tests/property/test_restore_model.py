@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.dispatch import sender
 from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
 from fairway.delay.dispatch.log import DispatchStream
 from fairway.delay.dispatch.sender import TargetSender
@@ -25,6 +24,7 @@ from fairway.delay.engine import Engine
 from fairway.delay.options import DelayOptions
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
+from fairway.protocol import resend
 from fairway.protocol.line import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.messages import Produce, Produced
 from fairway.runtime.rng import SeededRng
@@ -230,7 +230,7 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("careless")
 def test_one_that_takes_any_conflict_for_a_receipt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "is_receipt", lambda refused, _: refused.code is Code.SEQUENCE_CONFLICT)
+    monkeypatch.setattr(resend, "is_receipt", lambda refused, _: refused.code is Code.SEQUENCE_CONFLICT)
     with pytest.raises(AssertionError, match="never delivered"):
         story(FOUND)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry
+from fairway.client.spool.journal_files import SpoolEntry
 from tests.property.spool_cluster_world import ORDERED, ClusterWorld
 
 STEPS = 300

@@ -112,10 +112,10 @@ def test_a_drain_that_forgets_its_doubts_is_found_out(monkeypatch: pytest.Monkey
     judge = drain.SpoolDrain._mend
 
     def careless(self: drain.SpoolDrain, flow: drain.SubjectQueue, now_ns: int) -> None:
-        head: SpooledBatch = flow.spooled_batches[0]
+        head: SpooledBatch = next(flow.batches())
         judge(self, flow, now_ns)
         if not flow.is_held and head.is_doubtful:
-            self._restream(head.journal, flow, head)
+            self._restream(flow, head)
 
     monkeypatch.setattr(drain.SpoolDrain, "_mend", careless)
     with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
-from fairway.protocol.handshake import INBOX
+from fairway.protocol.connection_states import INBOX
 from tests.simulation.broker_clients import Mood, Scene
 from tests.simulation.broker_operator import Operator
 from tests.simulation.broker_truth import Owner, Truth

@@ -16,8 +16,7 @@ from fairway.runtime import terminal
 if TYPE_CHECKING:
     from fairway import Client
     from fairway.cli.settings import CliOptions
-    from fairway.client.spool.contents import JournalReport, SpoolReport
-    from fairway.client.spool.retry import Changed
+    from fairway.client.spool.spool_directory import Changed, JournalReport, SpoolReport
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -99,19 +98,19 @@ def retry(
 
     Exit status 1 if a batch stays: its ID is unknown, or its process runs.
     """
-    from fairway.client.spool import retry
+    from fairway.client.spool import spool_directory
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
 
     with output.failures("spool retry"):
         if group is None:
-            done = retry.retry(str(directory), ids or None, RealClock(), RealRng(), may_repeat=may_repeat)
+            done = spool_directory.retry(str(directory), ids or None, RealClock(), RealRng(), may_repeat=may_repeat)
         elif ids:
             raise Misuse("give the IDs of batches, or --group, not both")
         else:
             options = common.resolve()
             _check_given_up(directory, group, options, may_repeat=may_repeat)
-            done = retry.retry_pinned(str(directory), group, RealClock(), RealRng())
+            done = spool_directory.retry_pinned(str(directory), group, RealClock(), RealRng())
     what = f"put back: `fairway spool drain {directory}` sends them, or the next client that names the spool"
     if_none = "nothing was set aside" if group is None else f"nothing waits for broker group {group}"
     _tell_changed("spool retry", done, what, if_none, json=common.json)
@@ -120,14 +119,14 @@ def retry(
 @app.command("discard")
 def discard(directory: Directory, ids: Ids = None, everything: Everything = False, json: AsJson = False) -> None:
     """Delete batches that were set aside: their messages are never sent. Exit status 1 if one stays."""
-    from fairway.client.spool import retry
+    from fairway.client.spool import spool_directory
     from fairway.runtime.clock import RealClock
     from fairway.runtime.rng import RealRng
 
     with output.failures("spool discard"):
         if bool(ids) == everything:
             raise Misuse("give the IDs of batches, or --all; `fairway spool status` shows the batches set aside")
-        done = retry.discard(str(directory), ids or None, RealClock(), RealRng())
+        done = spool_directory.discard(str(directory), ids or None, RealClock(), RealRng())
     _tell_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
 
 
@@ -177,7 +176,7 @@ def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bo
 
 
 def _surveyed(directory: Path) -> SpoolReport:
-    from fairway.client.spool.contents import survey
+    from fairway.client.spool.spool_directory import survey
     from fairway.runtime.clock import RealClock
 
     return survey(str(directory), RealClock())
@@ -258,7 +257,7 @@ def _why_left(journal: JournalReport, url: str) -> str:
 
 
 def _show(report: SpoolReport) -> None:
-    from fairway.client.spool.retry import batch_id
+    from fairway.client.spool.spool_directory import batch_id
 
     table = output.table(
         f"spool {report.directory}", "journal", "process", "messages>", "batches>", "size>", "oldest (UTC)",

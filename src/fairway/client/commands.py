@@ -45,9 +45,9 @@ from fairway.protocol.admin_messages import (
 )
 from fairway.protocol.delay_messages import Cancel, DelayTally, PendingListed, Reschedule, Resend
 from fairway.protocol.delivery import DecodedBatches, LazyBatch
-from fairway.protocol.line import Answer, ConnectionLost
+from fairway.protocol.line import ELSEWHERE, Answer, ConnectionLost
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Done, Whence
-from fairway.protocol.request_queue import ELSEWHERE, PendingRequest
+from fairway.protocol.request_queue import PendingRequest
 from fairway.protocol.route_messages import Govern, Route
 from fairway.runtime.buffers import Bytes
 

@@ -33,9 +33,8 @@ from fairway import limits
 from fairway.batch import MessageId
 from fairway.client.core import Duration, seconds_of
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry
-from fairway.client.spool.spool import SpoolOptions, shared_directory_at
-from fairway.client.spool.thread import SpoolThread
+from fairway.client.spool.journal_files import SpoolEntry
+from fairway.client.spool.spool import SpoolOptions, SpoolThread, shared_directory_at
 from fairway.errors import BufferFull, DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.line import NS_PER_MS, RetryDelays
 from fairway.protocol.spool_port import Handed

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from fairway.errors import Misuse, Refused, Unreachable
 from fairway.lookup.requests import Inquirer
-from fairway.protocol.handshake import FEED
+from fairway.protocol.connection_states import FEED
 from fairway.protocol.line import Answer
 from fairway.protocol.line import ConnectionLost as LostAnswer
 from fairway.protocol.messages import ControlMessage

@@ -30,7 +30,7 @@ from fairway.meta.route_requests import RouteRequestHandler, SubjectCreator, che
 from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Describe, Described
-from fairway.protocol.handshake import FEED
+from fairway.protocol.connection_states import FEED
 from fairway.protocol.line import RetryDelays
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.route_messages import Govern, Governed, Register, Route, RouteChange

@@ -9,20 +9,19 @@ The wire, used by servers and clients:
     route_messages       control messages to meta servers
     replication_messages control messages between a replica and its master
     codec                verbs ↔ message types, and their bytes
-    connection_states    the states of a connection, as a table, and its events
-    handshake            the decisions about version and features
+    connection_states    the states of a connection, as a table, its events, and the decisions of the handshake
     connection           one connection: frames, states, handshake and heartbeat together
 
 The client, above the wire:
 
-    line                 one client's connection to one broker, reconnected for ever; sessions live on a line
+    line                 one client's connection to one broker, reconnected for ever; sessions live on a line.
+                         `RetryDelays` and `CircuitBreaker`: what follows when the broker fails again and again
     request_queue        single requests, each with one answer
     producer_session     the producer: buffer, batches, and a window in flight
     batch_builder        the batch that is being filled, and the checks of a message
-    producer_stream      the sealed batches of one subject, in order
-    resend               what an answer says about a batch, for everybody who sends batches again
+    producer_stream      the sealed batches of one subject, in order, each stored once
+    resend               the window of batches in flight and what an answer says about a batch, for all who resend
     receipts             pending outcomes and receipts of sends
-    circuit_breaker      fails sends early while the broker fails again and again
     spool_port           the port to the spool, and batches lent to another session
     consumer_session     the consumer: join, pull, settle, renew the lease, leave
     consumer_options     options, counters and events of a consumer
@@ -43,6 +42,7 @@ from fairway.protocol.connection import Connection
 from fairway.protocol.connection_states import (
     Closed,
     ConnectionEvent,
+    ConnectionOptions,
     ConnectionState,
     HandshakeDone,
     PeerLeaving,
@@ -54,7 +54,6 @@ from fairway.protocol.connection_states import (
     Why,
 )
 from fairway.protocol.frames import Frame, FrameReader, FrameTooLarge
-from fairway.protocol.handshake import ConnectionOptions
 from fairway.protocol.messages import ControlMessage, Verb
 from fairway.runtime.buffers import Bytes
 

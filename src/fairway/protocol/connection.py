@@ -31,10 +31,12 @@ from collections.abc import Sequence
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
-from fairway.protocol import codec, connection_states, frames, handshake
+from fairway.protocol import codec, connection_states, frames
 from fairway.protocol.connection_states import (
+    GREETING_VERSION,
     Closed,
     ConnectionEvent,
+    ConnectionOptions,
     ConnectionState,
     HandshakeDone,
     Move,
@@ -48,7 +50,6 @@ from fairway.protocol.connection_states import (
     Why,
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
-from fairway.protocol.handshake import GREETING_VERSION, ConnectionOptions
 from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Verb
 from fairway.runtime.buffers import Bytes, OnUnused
 
@@ -126,7 +127,7 @@ class Connection:
         self._turned_away: Refused | None = None
         self._debris: list[Bytes] = []
         if role is Role.CLIENT:
-            self._write(Verb.HELLO, 0, 0, handshake.hello(self.options))
+            self._write(Verb.HELLO, 0, 0, connection_states.hello(self.options))
 
     # --- what the owner may ask --------------------------------------------------------------------------------------
 
@@ -396,19 +397,21 @@ class Connection:
     # --- the handshake -----------------------------------------------------------------------------------------------
 
     def _on_hello(self, said: Hello, now_ns: int) -> ConnectionEvent | None:
-        answer = self._turned_away or handshake.answer(said, self.options)
+        answer = self._turned_away or connection_states.answer(said, self.options)
         if isinstance(answer, Refused):
             refusal = self._refuse(Verb.HELLO, 0, answer)
             self._end_turned_away(answer)
             return refusal
         self._write(Verb.HELLO, RESPONSE, 0, answer)
-        return self._begin(handshake.agreed_by_server(said, answer), now_ns)
+        return self._begin(connection_states.agreed_by_server(said, answer), now_ns)
 
     def _on_welcome(self, frame: Frame, now_ns: int) -> ConnectionEvent | None:
         if frame.flags & REFUSED:
             self._end_turned_away(codec.decode_refusal(frame.verb, frame.control))
             return None
-        return self._begin(handshake.agreed_by_client(codec.decode_welcome(frame.control), self.options), now_ns)
+        return self._begin(
+            connection_states.agreed_by_client(codec.decode_welcome(frame.control), self.options), now_ns
+        )
 
     def _begin(self, agreed: HandshakeDone, now_ns: int) -> ConnectionEvent:
         self._go(Move.GREETED)

@@ -36,8 +36,7 @@ from fairway.batch.identity import new_secret
 from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.batch_builder import BatchBuilder, Extras, MessageColumns, check_extras, check_size
-from fairway.protocol.circuit_breaker import CircuitBreaker
-from fairway.protocol.line import NS_PER_MS, Answer, Ask, Errand, RequestOutcome, RetryDelays
+from fairway.protocol.line import NS_PER_MS, Answer, Ask, CircuitBreaker, Errand, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produced
 from fairway.protocol.producer_stream import NEVER_NS, ProducerStream, SealedBatch, not_sent, request_of
 from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, RoomQueue
@@ -263,7 +262,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
         flush = Flush()
         for stream in self._all_streams():
             self._cut(stream)
-            for sealed in stream.sealed_batches():
+            for sealed in stream.batches():
                 flush.watch(sealed.pending)
         for sealed in chain((sealed for sealed, _ in self._handed), self._lent):
             flush.watch(sealed.pending)
@@ -275,7 +274,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
         stay with their borrower, which reports their outcome."""
         for stream in self._all_streams():
             self._cut(stream)
-            for sealed in [*stream.sealed_batches()]:
+            for sealed in [*stream.batches()]:
                 stream.give_up(sealed, sentence)
         handed, self._handed = self._handed, []
         for sealed, _ in handed:
@@ -350,7 +349,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
         """When the oldest unsettled message was added."""
         found: list[int] = []
         for stream in self._all_streams():
-            oldest = next((sealed for sealed in stream.sealed_batches() if not sealed.is_abandoned), None)
+            oldest = next((sealed for sealed in stream.batches() if not sealed.is_abandoned), None)
             if oldest is not None:
                 found.append(oldest.deadline_ns - self._timeout_ns)
             elif stream.filling is not None:
@@ -563,7 +562,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
 
     def _set_alarm(self, stream: ProducerStream, now_ns: int) -> None:
         """Set the time of the next look at this stream if nothing happens before."""
-        oldest = next((sealed for sealed in stream.sealed_batches() if not sealed.is_abandoned), None)
+        oldest = next((sealed for sealed in stream.batches() if not sealed.is_abandoned), None)
         if oldest is not None and oldest.deadline_ns < stream.late_ns:
             stream.late_ns = oldest.deadline_ns
             self._ring(oldest.deadline_ns, stream)
@@ -572,8 +571,8 @@ class ProducerSession(Generic[PendingT, BatchT]):
         if filling is not None:
             lingers = stream.has_room and stream.in_flight > 0
             due_ns = filling.opened_ns + (self._linger_ns if lingers else self._filling_ns_max)
-        if stream.is_recovering and not stream.in_flight and stream.retry_at_ns > now_ns:
-            due_ns = min(due_ns, stream.retry_at_ns)
+        if stream.is_recovering and not stream.in_flight and stream.retry_ns > now_ns:
+            due_ns = min(due_ns, stream.retry_ns)
         if due_ns < stream.wake_ns:
             stream.wake_ns = due_ns
             self._ring(due_ns, stream)

@@ -1,15 +1,10 @@
 """A producer stream: one producer's sealed batches for one subject, in order, each stored once or given up honestly.
 
 A batch leaves under the stream's identity: a random producer id, and sequences without gaps. The broker's dedupe window
-makes sending the same bytes twice harmless. The window also refuses a batch beyond a gap, and so keeps the order.
+makes sending the same bytes twice harmless. The broker also refuses a batch beyond a gap, and so keeps the order.
 
-A batch is in one of two collections, and the stream may be recovering:
-
-    waiting     sealed, not (or no longer) in flight. A batch gets its number when it first leaves. From then on its
-                bytes are fixed for as long as a broker may have stored them.
-    sent        in flight, or come back; in order.
-    recovering  a batch came back. The stream sends no more until everything in flight has come back too. Then all
-                batches that are not stored return to `waiting` and leave again, in their old order, byte for byte.
+The stream is a `SendWindow`, which says what is resent and when. A batch gets its number when it first leaves. From
+then on its bytes are fixed for as long as a broker may have stored them.
 
 A batch without a receipt is clean or doubtful:
 
@@ -28,8 +23,7 @@ On a SEQUENCE_CONFLICT the stream fails the batch, with the refusal if clean, wi
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from fairway import batch
@@ -40,7 +34,7 @@ from fairway.protocol.batch_builder import BatchBuilder
 from fairway.protocol.line import ConnectionLost, RetryDelays
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.receipts import BatchReceipt, PendingBatch
-from fairway.protocol.resend import SendOutcome, outcome_of
+from fairway.protocol.resend import SendOutcome, SendWindow, outcome_of
 from fairway.runtime.rng import Rng
 
 NEVER_NS: Final = 1 << 63
@@ -85,7 +79,6 @@ class SealedBatch:
         "first",
         "identity",
         "is_abandoned",
-        "is_in_flight",
         "pending",
         "refused",
         "size_bytes",
@@ -103,7 +96,6 @@ class SealedBatch:
         self.stamp = (0, 0)  # as written in the bytes: producer id, first sequence
         self.identity: StreamIdentity | None = None  # under which the batch has left; None: not yet
         self.first = 0
-        self.is_in_flight = False
         self.was_lost = False
         self.is_abandoned = False  # the deadline passed in flight: its sender has the outcome already
         self.refused: Refused | None = None  # the last refusal
@@ -131,7 +123,7 @@ class SealedBatch:
             self.data = batch.restamp(self.data, producer_id=identity.producer_id, first_sequence=self.first)
 
 
-class ProducerStream:
+class ProducerStream(SendWindow[SealedBatch]):
     """All batches of one producer for one subject. The stream calls `settle(sealed, outcome)` once for each."""
 
     def __init__(
@@ -144,21 +136,15 @@ class ProducerStream:
         key: bytes,
     ) -> None:
         """The secrets of the stream's identities are derived from `key`."""
+        super().__init__(backoff, window)
         self.subject = subject
         self.broker_group = ""  # for receipts, in a cluster
         self.filling: BatchBuilder | None = None
-        self.waiting: deque[SealedBatch] = deque()
-        self.sent: dict[SealedBatch, None] = {}
-        self.in_flight = 0
-        self.is_recovering = False
-        self.retry_at_ns = 0
         # The owner's alarms for this stream. The deadline has an alarm of its own; otherwise each short wait before it
         # would leave another long alarm behind.
         self.wake_ns = NEVER_NS
         self.late_ns = NEVER_NS
         self._rng = rng
-        self._backoff = backoff
-        self._window = window
         self._settle = settle
         self._key = key
         self._stream = self._new_stream()
@@ -170,7 +156,7 @@ class ProducerStream:
     @property
     def has_room(self) -> bool:
         """Whether one more batch may leave now."""
-        return self.in_flight < self._window and not self.is_recovering and not self.waiting
+        return self.in_flight < self.batches_max and not self.is_recovering and not self.waiting
 
     @property
     def stamp(self) -> tuple[int, int]:
@@ -184,11 +170,6 @@ class ProducerStream:
         if due_ns == self.late_ns:
             self.late_ns = NEVER_NS
 
-    def sealed_batches(self) -> Iterator[SealedBatch]:
-        """All sealed batches, the oldest first."""
-        yield from self.sent
-        yield from self.waiting
-
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def put(self, sealed: SealedBatch, data: bytes, stamp: tuple[int, int]) -> None:
@@ -198,35 +179,19 @@ class ProducerStream:
         self._unnumbered += sealed.pending.count
         self.waiting.append(sealed)
 
-    def take(self, room: int, now_ns: int) -> list[SealedBatch]:
-        """Take the batches that leave now, at most `room`."""
-        leaving: list[SealedBatch] = []
-        if self.is_recovering and not self._recovered(now_ns):
-            return leaving
-        room = min(room, self._window - self.in_flight)
-        while self.waiting and len(leaving) < room:
-            sealed = self.waiting[0]
-            identity = sealed.identity or self._stream
-            if self.sent and next(iter(self.sent)).identity is not identity:
-                break  # doubtful batches of the old identity go first
-            if sealed.identity is None:
-                self._unnumbered -= sealed.pending.count
-                sealed.number(identity)
-            self.waiting.popleft()
-            self.sent[sealed] = None
-            sealed.is_in_flight = True
-            leaving.append(sealed)
-        self.in_flight += len(leaving)
-        return leaving
+    def may_leave(self, sealed: SealedBatch, /) -> bool:
+        identity = sealed.identity or self._stream
+        if self.sent and next(iter(self.sent)).identity is not identity:
+            return False  # doubtful batches of the old identity go first
+        if sealed.identity is None:
+            self._unnumbered -= sealed.pending.count
+            sealed.number(identity)
+        return True
 
-    def _recovered(self, now_ns: int) -> bool:
-        """Once everything is back and the wait is over, begin again; under a new identity if the old one is broken."""
-        if self.in_flight or now_ns < self.retry_at_ns:
+    def recover(self) -> bool:
+        """Begin again once everything is back; under a new identity if the old one is broken."""
+        if not super().recover():
             return False
-        self.is_recovering = False
-        self.retry_at_ns = 0
-        self.waiting.extendleft(reversed(self.sent))
-        self.sent.clear()
         if self._stream.is_broken:
             self._stream = self._new_stream()
         for sealed in self.waiting:
@@ -246,13 +211,13 @@ class ProducerStream:
         Batches in flight stay here too until they are answered, and the answers are ignored. So the same bytes may be
         sent twice under the same number.
         """
-        heir = ProducerStream(self.subject, self._rng, self._backoff, self._window, self._settle, self._key)
+        heir = ProducerStream(self.subject, self._rng, self.backoff, self.batches_max, self._settle, self._key)
         heir.filling, self.filling = self.filling, None
         heir.broker_group = self.broker_group
         copies: dict[StreamIdentity, StreamIdentity] = {}  # answers to this stream must not change the heir's
-        for sealed in [*self.sealed_batches()]:
-            if not sealed.is_in_flight:
-                self._remove(sealed)
+        for sealed in [*self.batches()]:
+            if not self.is_in_flight(sealed):
+                self.remove(sealed)
                 heir._inherit(sealed, copies)
             elif not sealed.is_abandoned:
                 heir._inherit(sealed.twin(), copies)
@@ -299,22 +264,22 @@ class ProducerStream:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every batch is settled."""
+        """Whether every batch is settled, and none is being filled."""
         return self.filling is None and not self.waiting and not self.sent
 
     def lend(self) -> list[SealedBatch]:
         """Take all sealed batches that are not in flight and certainly not stored, in order, out of this stream for
         good."""
         lent: list[SealedBatch] = []
-        for sealed in [*self.sealed_batches()]:
-            if sealed.is_in_flight or sealed.is_abandoned or sealed.is_doubtful:
+        for sealed in [*self.batches()]:
+            if self.is_in_flight(sealed) or sealed.is_abandoned or sealed.is_doubtful:
                 continue
             if sealed.identity is None:
                 self._unnumbered -= sealed.pending.count
             else:
                 sealed.identity.cut(sealed.first)
                 self.is_recovering = True
-            self._remove(sealed)
+            self.remove(sealed)
             lent.append(sealed)
         return lent
 
@@ -322,9 +287,8 @@ class ProducerStream:
 
     def stored(self, sealed: SealedBatch, answer: Produced) -> None:
         """The broker has stored the batch."""
-        self._back(sealed)
-        del self.sent[sealed]
-        self._backoff.reset()
+        self.note_stored(sealed)
+        self.backoff.reset()
         if not sealed.is_abandoned:
             first_id = MessageId(*sealed.stamp)
             first, count, group = answer.first_sequence, answer.count, self.broker_group
@@ -333,8 +297,7 @@ class ProducerStream:
 
     def lost(self, sealed: SealedBatch, _: ConnectionLost) -> None:
         """The connection was lost: the batch may be stored."""
-        self._back(sealed)
-        self.is_recovering = True
+        self.note_failed(sealed)
         sealed.was_lost = True
         if sealed.is_abandoned:
             self.give_up(sealed, "")
@@ -345,13 +308,12 @@ class ProducerStream:
 
         On NOT_MASTER the line leaves the copy, waits and counts the failure, so the stream does not wait.
         """
-        self._back(sealed)
+        self.note_failed(sealed)
         is_behind = refused.code in _STREAM and next(iter(self.sent)) is not sealed
         is_astray = refused.code is Code.NOT_MASTER
-        is_news = not self.retry_at_ns and not is_astray
+        is_news = not self.retry_ns and not is_astray
         if is_news and not is_behind:
-            self.retry_at_ns = now_ns + self._backoff.next_ns(refused.retry_after_ms)  # once for the whole window
-        self.is_recovering = True
+            self.retry_ns = now_ns + self.backoff.next_ns(refused.retry_after_ms)  # once for the whole window
         if not is_behind:
             sealed.refused = refused
         if sealed.is_abandoned:
@@ -371,15 +333,11 @@ class ProducerStream:
             del self.sent[sealed]
             self._settle(sealed, refused)
 
-    def _back(self, sealed: SealedBatch) -> None:
-        sealed.is_in_flight = False
-        self.in_flight -= 1
-
     # --- giving up ---------------------------------------------------------------------------------------------------
 
     def is_late(self, now_ns: int) -> bool:
         """Whether the oldest batch is past its deadline."""
-        oldest = next(self.sealed_batches(), None)
+        oldest = next(self.batches(), None)
         return oldest is not None and oldest.deadline_ns <= now_ns
 
     def expire(self, now_ns: int, sentence: str) -> None:
@@ -394,7 +352,7 @@ class ProducerStream:
     def give_up(self, sealed: SealedBatch, sentence: str) -> None:
         """Report the certain part of the outcome to the sender. A batch in flight stays in place until its answer
         comes."""
-        if sealed.is_in_flight:
+        if self.is_in_flight(sealed):
             if not sealed.is_abandoned:
                 sealed.is_abandoned = True
                 self._settle(sealed, _unknown(sealed, sentence))
@@ -406,24 +364,18 @@ class ProducerStream:
             else:
                 sealed.identity.cut(sealed.first)
                 self.is_recovering = True
-            self._remove(sealed)
+            self.remove(sealed)
             if not sealed.is_abandoned:
                 self._settle(sealed, not_sent(sealed.pending, sentence, sealed.refused))
 
     def _leave_unknown(self, sealed: SealedBatch, sentence: str, cause: Refused | None) -> None:
         _of(sealed).is_broken = True
         self.is_recovering = True
-        self._remove(sealed)
+        self.remove(sealed)
         if not sealed.is_abandoned:
             error = _unknown(sealed, sentence)
             error.__cause__ = cause
             self._settle(sealed, error)
-
-    def _remove(self, sealed: SealedBatch) -> None:
-        if sealed in self.sent:
-            del self.sent[sealed]
-        else:
-            self.waiting.remove(sealed)
 
 
 def _of(sealed: SealedBatch) -> StreamIdentity:

@@ -21,13 +21,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from fairway.errors import Code, InvariantViolated, Refused
-from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome
+from fairway.errors import InvariantViolated, Refused
+from fairway.protocol.line import ELSEWHERE, NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.messages import ControlMessage
-
-ELSEWHERE: Final = frozenset({Code.NOT_MASTER, Code.DRAINING})  # the server has done nothing, and the line moves on
 
 
 class PendingRequest:

@@ -26,7 +26,7 @@ from fairway.protocol import (
     Role,
     Why,
 )
-from fairway.protocol.handshake import INBOX
+from fairway.protocol.connection_states import INBOX
 from fairway.protocol.line import RetryDelays
 from fairway.runtime import host
 from fairway.runtime.blocking_connection import BlockingConnection, WireCut

@@ -26,7 +26,7 @@ from fairway.client.core import ClientOptions, ConnectionT, Goal, meta_server
 from fairway.client.sync.connection import SyncServerConnection
 from fairway.client.url import BrokerAddress, ClientTarget
 from fairway.lookup.routes import home
-from fairway.protocol.handshake import ConnectionOptions
+from fairway.protocol.connection_states import ConnectionOptions
 from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock

@@ -16,7 +16,7 @@ from fairway.names import GroupName, Subject
 from fairway.protocol import ConnectionOptions
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Lever
-from fairway.protocol.handshake import INBOX
+from fairway.protocol.connection_states import INBOX
 from tests.support.client import Client, ConnectionEnded, Stream
 from tests.unit.broker.scene import Scene, Worker, options_of, refused, staged
 

@@ -13,7 +13,7 @@ import pytest
 import fairway
 from fairway.batch import MessageId, encode
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry
+from fairway.client.spool.journal_files import SpoolEntry
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import RealClock
 from fairway.runtime.rng import RealRng

@@ -12,8 +12,12 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.client.spool.contents import survey
+from fairway.client.spool.journal import Journal
+from fairway.client.spool.spool import SpoolOptions, SpoolThread
+from fairway.client.spool.spool_directory import survey
 from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
+from fairway.runtime.shared_directory import SharedDirectory
 from tests.support.ports import free_port
 from tests.unit.client.broker import WAIT_S, Running, run_program
 
@@ -319,3 +323,19 @@ def test_a_bad_spool_is_refused(broker: Running, spool: object, sentence: str) -
 def test_without_a_spool_there_is_none(client: fairway.Client) -> None:
     assert client.spool is None
     assert client.wait_drained(0)
+
+
+def test_a_journal_that_ends_while_its_client_closes_is_removed_once(tmp_path: Path) -> None:
+    """Its last note completes on the disk's thread: then it is among the finished, and was among the client's."""
+    clock, shared_directory = RealClock(), SharedDirectory(tmp_path / "spool")
+    number, disk = shared_directory.make(RealRng())
+    journal = Journal(disk, number, clock)
+    keeper = SpoolThread(SpoolOptions(str(tmp_path / "spool")), shared_directory, clock, lambda *_: None)
+    journals = [journal]
+
+    def asked() -> list[Journal]:
+        keeper.finished(journal)
+        return journals
+
+    keeper.stop(asked)
+    assert shared_directory.names() == []

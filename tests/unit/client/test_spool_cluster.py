@@ -13,7 +13,7 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.client.spool.contents import survey
+from fairway.client.spool.spool_directory import survey
 from fairway.lookup.routes import home
 from fairway.protocol.route_messages import SubjectRoute
 from fairway.runtime.clock import RealClock

@@ -12,7 +12,7 @@ import pytest
 from fairway import batch
 from fairway.client.spool.journal import SEGMENT_BYTES as SPOOL_SEGMENT_BYTES
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import PlacementRecord, SpoolEntry
+from fairway.client.spool.journal_files import PlacementRecord, SpoolEntry
 from fairway.errors import DiskFull, StorageFault
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import ManualClock

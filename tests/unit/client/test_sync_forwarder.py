@@ -193,7 +193,7 @@ def test_a_process_that_fails_is_called_again_and_then_the_item_is_set_aside(
     assert calls.count(b"bad") == 3
     [aside] = forwarder.set_aside
     assert (aside.item, str(aside.error)) == (b"bad", "no b'bad'")
-    from fairway.client.spool.contents import survey
+    from fairway.client.spool.spool_directory import survey
     from fairway.runtime.clock import RealClock
 
     [journal] = survey(str(tmp_path / "forwarder"), RealClock()).journals

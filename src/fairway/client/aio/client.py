@@ -46,9 +46,8 @@ from fairway.client.core import (
     slices,
 )
 from fairway.client.delayed_messages import AioAskDelayServer, AioDelayed, columns_of, dues_of
-from fairway.client.spool.spool import SpoolOptions, SpoolState
+from fairway.client.spool.spool import SpoolHandle, SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
-from fairway.client.spool.thread import AnySpoolHandle
 from fairway.client.taken_messages import LEAVE_S, ConsumerSettings, options_of
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable
 from fairway.protocol.admin_messages import Configured, Depth, Described, Redriven, Removed, Sought, Switched
@@ -116,7 +115,7 @@ class AioClient:
         self._consumers: list[AioConsumer] = []
         self._connection_or_none: AioServerConnection | None = None
         self._cluster_client: AioClusterClient | None = None  # in a cluster
-        self._spooling: AnySpoolHandle | None = None
+        self._spooling: SpoolHandle | None = None
         self._delay_connection: AioServerConnection | None = None  # to the delay server of the URL, once needed
         self._is_closed = False
         self._is_awaited = False  # and not entered since

@@ -24,8 +24,8 @@ from fairway.client.core import (
     seconds_of,
     unreachable,
 )
-from fairway.client.spool.spool import SpoolOptions
-from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
+from fairway.client.spool.cluster import open_cluster_spool
+from fairway.client.spool.spool import SpoolHandle, SpoolOptions, open_spool
 from fairway.errors import BufferFull, Misuse
 from fairway.protocol.line import NS_PER_MS
 from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, Receipt
@@ -113,17 +113,17 @@ class AioServerConnection:
 
     def spooling(
         self, options: SpoolOptions, rng: Rng, cluster_client: ClusterClient[AioServerConnection] | None
-    ) -> AnySpoolHandle:
+    ) -> SpoolHandle:
         """Start a spool beside this connection; in a cluster, beside all connections."""
         loop = asyncio.get_running_loop()
 
         def post(callback: Callable[..., None], *args: object) -> None:
             loop.call_soon_threadsafe(self._on_post, callback, *args)
 
-        made: AnySpoolHandle = (
-            SpoolHandle(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
+        made: SpoolHandle = (
+            open_spool(options, self.core, self._clock, rng, post=post, on_change=self.link.stir)
             if cluster_client is None
-            else ClusterSpoolHandle(options, cluster_client, self._clock, rng, post=post)
+            else open_cluster_spool(options, cluster_client, self._clock, rng, post=post)
         )
         made.start()
         return made

@@ -39,21 +39,18 @@ from fairway.client.cluster.client import ClusterClient, Partitioner
 from fairway.client.core import ConnectionT
 from fairway.client.spool.drain import (
     AGAIN_MS,
-    ELSEWHERE,
     LOADED_BYTES_MAX,
     LOADED_MAX,
+    JournalDrain,
     SpooledBatch,
     SubjectQueue,
-    is_clean,
-    log_taken,
 )
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import PlacementRecord, SpoolEntry
+from fairway.client.spool.journal_files import PlacementRecord, SpoolEntry
 from fairway.errors import Refused, StorageFault
 from fairway.lookup.routes import home
 from fairway.protocol.line import NS_PER_MS, Answer, Ask, RequestOutcome
-from fairway.protocol.messages import Produced
-from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
+from fairway.protocol.resend import SendOutcome, is_repeat, outcome_of
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
@@ -70,17 +67,9 @@ class PlacedBatch(SpooledBatch):
         self.group = group
         self.is_doubtful = journal.may_be_stored(entry)
 
-    def stamp(self) -> None:
-        """Choose the number and the bytes to send. Under another number the messages keep the ids of their receipts."""
-        header, data = batch.peek(self.entry.data), self.entry.data
+    def identity(self, producer_id: int, first: int) -> tuple[int, int]:
         placed = self.journal.placed.get(self.entry.number)
-        self.producer_id, self.first = header.producer_id, header.first_sequence
-        if placed is not None:
-            self.producer_id, self.first = placed.stream, placed.first
-        is_as_written = (self.producer_id, self.first) == (header.producer_id, header.first_sequence)
-        self.data = (
-            data if is_as_written else batch.reborn(data, producer_id=self.producer_id, first_sequence=self.first)
-        )
+        return (producer_id, first) if placed is None else (placed.stream, placed.first)
 
 
 class Report(NamedTuple):
@@ -126,7 +115,7 @@ class SpoolSender(Generic[ConnectionT]):
 
     def let_go(self, flow: SubjectQueue) -> None:
         """Forget an empty queue. A refused queue stays: its refusal keeps other batches from that subject for now."""
-        if not flow.spooled_batches and flow.refused is None:
+        if flow.is_empty and flow.refused is None:
             self.flows.pop(flow.key, None)
 
     # --- Session -----------------------------------------------------------------------------------------------------
@@ -138,33 +127,24 @@ class SpoolSender(Generic[ConnectionT]):
         self._look()
         asks: list[Ask] = []
         for flow in self.flows.values():
-            while len(asks) < room and (spooled := flow.take(now_ns)) is not None:
-                asks.append(flow.ask(spooled))
+            asks += flow.asks(room - len(asks), now_ns)
         return asks
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         spooled: PlacedBatch = token  # type: ignore[assignment]
         flow = spooled.flow
-        if isinstance(outcome, Answer):
-            receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
-            self._arrived(spooled, receipt.is_duplicate)
-            self.connection.producing.note_success()
-        elif isinstance(outcome, Refused) and is_receipt(outcome, spooled.data):
-            self._arrived(spooled, True)
-        else:
-            flow.came_to_grief(spooled, outcome)
-        if flow.is_broken and not flow.in_flight:
+        if flow.answered(spooled, outcome):
+            self._stored.append((spooled, is_repeat(outcome)))
+            self.let_go(flow)
+            if isinstance(outcome, Answer):
+                self.connection.producing.note_success()
+        if flow.must_decide:
             flow.is_held = True
             self._broken.append(flow)
         self._tell()
 
-    def _arrived(self, spooled: PlacedBatch, is_duplicate: bool) -> None:
-        spooled.flow.arrived(spooled)
-        self._stored.append((spooled, is_duplicate))
-        self.let_go(spooled.flow)
-
     def next_deadline(self) -> int | None:
-        waits = (flow for flow in self.flows.values() if flow.spooled_batches and flow.retry_ns and not flow.is_held)
+        waits = (flow for flow in self.flows.values() if flow.waiting and flow.retry_ns and not flow.is_held)
         return min((flow.retry_ns for flow in waits), default=None)
 
     def _look(self) -> None:
@@ -185,7 +165,7 @@ class SpoolSender(Generic[ConnectionT]):
 _CHUNK_BYTES = 64 * limits.KIB  # per read; the places of all its batches are recorded at once
 
 
-class SpoolAssignment(Generic[ConnectionT]):
+class SpoolAssignment(JournalDrain, Generic[ConnectionT]):
     """Moves batches from the journals to the senders of the broker groups.
 
     It is a session on the line to the meta server only to be woken when a wait is over.
@@ -195,16 +175,13 @@ class SpoolAssignment(Generic[ConnectionT]):
         self, cluster_client: ClusterClient[ConnectionT], clock: Clock, rng: Rng, on_change: Callable[[], None]
     ) -> None:
         """`on_change` is called under the lock when the counts have changed."""
-        self.messages = 0  # delivered
-        self.duplicates = 0  # of the delivered: stored before
-        self.asides = 0  # messages set aside
+        super().__init__()
         self.loaded: Counter[str] = Counter()  # batches in memory, by group
         self._cluster_client = cluster_client
         self._lock = cluster_client.meta.link.lock
         self._clock = clock
         self._rng = rng
         self._on_change = on_change
-        self._journals: list[Journal] = []
         self._legs: dict[str, SpoolSender[ConnectionT]] = {}
         self._open: set[str] = set()  # groups whose sender last reported an open connection
         # Batches in memory, by journal and number. None: the journal is recording the batch's place.
@@ -222,13 +199,8 @@ class SpoolAssignment(Generic[ConnectionT]):
     # --- for the spool -----------------------------------------------------------------------------------------------
 
     def add(self, journal: Journal) -> None:
-        """Drain one more journal, after the others."""
-        self._journals.append(journal)
+        super().add(journal)
         self.go_on()
-
-    def remove(self, journal: Journal) -> None:
-        """Forget an empty journal."""
-        self._journals.remove(journal)
 
     def attach(self, name: str, connection: ConnectionT) -> None:
         """Use the connection to one more broker group."""
@@ -258,7 +230,6 @@ class SpoolAssignment(Generic[ConnectionT]):
 
     @property
     def trouble(self) -> str:
-        """Why batches wait, for people; empty if nothing is known to be wrong."""
         refused = {str(each) for name in self._open if (each := self._refused(name)) is not None}
         lost = [
             f"broker group {name} may have stored something, and this cluster does not know it: start its servers "
@@ -269,7 +240,7 @@ class SpoolAssignment(Generic[ConnectionT]):
 
     def _refused(self, name: str) -> Refused | None:
         with self._legs[name].lock:
-            flows = [flow for flow in self._legs[name].flows.values() if flow.spooled_batches]
+            flows = [flow for flow in self._legs[name].flows.values() if not flow.is_empty]
             return next((flow.refused for flow in flows if flow.refused is not None), None)
 
     # --- Session: timers only ----------------------------------------------------------------------------------------
@@ -369,7 +340,7 @@ class SpoolAssignment(Generic[ConnectionT]):
         with leg.lock:
             flow = leg.flow((entry.subject, is_delayed(entry.data)))
             spooled = self._spooled_batches[journal.number, entry.number] = PlacedBatch(entry, flow, journal, group)
-            flow.spooled_batches.append(spooled)
+            flow.waiting.append(spooled)
         self.loaded[group] += 1
         self._loaded_bytes += len(entry.data)
         leg.connection.link.stir()
@@ -436,10 +407,8 @@ class SpoolAssignment(Generic[ConnectionT]):
             with leg.lock:
                 is_open, stored, broken = leg.report()
             for spooled, is_duplicate in stored:
-                self.messages += spooled.entry.messages
-                self.duplicates += spooled.entry.messages if is_duplicate else 0
                 self._let_go(spooled)
-                spooled.journal.note_done(spooled.entry.number)
+                self.note_stored(spooled, is_duplicate=is_duplicate)
             if all(journal.is_empty for journal in self._journals):
                 self._left_streams.clear()
             was_open = leg.name in self._open
@@ -466,7 +435,7 @@ class SpoolAssignment(Generic[ConnectionT]):
             flows = [flow for flow in leg.flows.values() if not flow.in_flight and flow not in self._noting]
             for flow in flows:
                 del leg.flows[flow.key]
-        for spooled in (spooled for flow in flows for spooled in flow.spooled_batches):
+        for spooled in [spooled for flow in flows for spooled in flow.batches()]:
             if spooled.is_doubtful:
                 spooled.journal.doubts.add(spooled.entry.number)
             self._let_go(spooled)  # type: ignore[arg-type]  # a sender queues only `PlacedBatch`
@@ -487,9 +456,8 @@ class SpoolAssignment(Generic[ConnectionT]):
         with leg.lock:
             if leg.flows.get(flow.key) is not flow:
                 return  # withdrawn meanwhile
-            head, trouble = flow.spooled_batches[0], flow.spooled_batches[0].trouble
-            flow.begin_again()
-            for spooled in flow.spooled_batches:
+            head, trouble = flow.begin_again()
+            for spooled in flow.waiting:
                 if spooled.is_doubtful:
                     spooled.journal.doubts.add(spooled.entry.number)
             flow.refused = trouble if isinstance(trouble, Refused) else None
@@ -502,21 +470,20 @@ class SpoolAssignment(Generic[ConnectionT]):
     def _judge(self, leg: SpoolSender[ConnectionT], flow: SubjectQueue, head: SpooledBatch, refused: Refused) -> None:
         outcome = outcome_of(refused.code)
         if outcome is SendOutcome.LATER:
-            free = [spooled for spooled in flow.spooled_batches if not spooled.is_doubtful]
+            free = [spooled for spooled in flow.waiting if not spooled.is_doubtful]
             other = self._another(flow.key, leg.name) if free else None
             with leg.lock:
-                wait_ns = 0 if refused.code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
-                flow.retry_ns = self._clock.monotonic_ns() + wait_ns
+                flow.set_retry(refused, self._clock.monotonic_ns())
                 flow.is_held = False
-                if other is not None:
-                    flow.remove(free)
+                for spooled in free if other is not None else ():
+                    flow.remove(spooled)
             if other is not None:
                 self._move(free, other)
         elif outcome is SendOutcome.TAKEN:
-            log_taken(head, refused)
+            head.warn_taken(refused)
             self._restream(leg, flow, [head])
-        elif is_clean(head, refused.code):
-            self._restream(leg, flow, [each for each in flow.spooled_batches if each.producer_id == head.producer_id])
+        elif head.is_clean(refused.code):
+            self._restream(leg, flow, [each for each in flow.waiting if each.producer_id == head.producer_id])
         else:
             self._set_aside(leg, flow, head, refused)
 
@@ -558,15 +525,13 @@ class SpoolAssignment(Generic[ConnectionT]):
     def _set_aside(
         self, leg: SpoolSender[ConnectionT], flow: SubjectQueue, head: SpooledBatch, refused: Refused
     ) -> None:
-        is_unknown = head.is_doubtful
-        reason = f"it may be stored, nobody can tell: {refused}" if is_unknown else str(refused)
         self._left_streams.add(head.producer_id)
 
         def kept(fault: StorageFault | None) -> None:
             with leg.lock:
                 flow.is_held = False
                 if fault is None:
-                    flow.remove([head])
+                    flow.remove(head)
                     flow.refused = None
                     leg.let_go(flow)
                 else:
@@ -577,4 +542,4 @@ class SpoolAssignment(Generic[ConnectionT]):
             self._noted(leg, flow)
 
         self._noting.add(flow)
-        head.journal.set_aside(head.entry, reason, head.producer_id, is_unknown, kept)
+        head.set_aside(refused, kept)

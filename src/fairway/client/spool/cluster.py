@@ -23,7 +23,14 @@ from fairway.client.cluster.client import ClusterClient, Partitioner
 from fairway.client.core import ConnectionT
 from fairway.client.spool.assignment import SpoolAssignment
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.spool import Keeping, SpoolOptions, SpoolPolicy, SpoolState
+from fairway.client.spool.spool import (
+    ClientSpool,
+    SpoolHandle,
+    SpoolOptions,
+    SpoolPolicy,
+    SpoolThread,
+    shared_directory_at,
+)
 from fairway.errors import FairwayError
 from fairway.protocol.receipts import SpoolBatchReceipt
 from fairway.protocol.route_messages import SubjectRoute
@@ -110,7 +117,7 @@ class SpoolGate(Generic[ConnectionT]):
         return self._spool.keeping.receipt(subject, count, first_id)
 
 
-class ClusterSpool(Generic[ConnectionT]):
+class ClusterSpool(ClientSpool, Generic[ConnectionT]):
     """The spool of one cluster client.
 
     Called under the lock of the connection to the meta server, unless a method says otherwise.
@@ -126,18 +133,10 @@ class ClusterSpool(Generic[ConnectionT]):
         *,
         on_finished: Callable[[Journal], None],
     ) -> None:
-        """`on_finished` is called when the journal of a dead process is empty and may go."""
-        self.options = options
-        self.fault: FairwayError | None = None
-        self.keeping = Keeping(options, own, clock)
         self.sorting = SpoolAssignment(cluster_client, clock, rng, self.refresh)
+        super().__init__(options, own, clock, self.sorting, on_finished)
         self._cluster_client = cluster_client
         self._lock = cluster_client.meta.link.lock
-        self._on_finished = on_finished
-        self._own = own
-        self._before: list[Journal] = []  # of dead processes, found before our first message: they drain first
-        self._others: list[Journal] = []  # of dead processes, found later
-        self._has_looked_round = False  # the first look is done
         self._in_hand: Counter[tuple[str, bool]] = Counter()  # batches without a group on their way to the journal
         self._gates: dict[str, SpoolGate[ConnectionT]] = {}
         with self._lock:
@@ -225,67 +224,35 @@ class ClusterSpool(Generic[ConnectionT]):
                 gate.must_divert, gate.is_near, gate.is_clear = news
                 gate.connection_there.link.stir()
 
-    @property
-    def stream_key(self) -> bytes:
-        """One key for all connections: their batches lie in one journal."""
-        return self._own.key
-
-    # --- state -------------------------------------------------------------------------------------------------------
+    def adopt(self, journals: Sequence[Journal]) -> None:
+        super().adopt(journals)
+        self.refresh()
 
     @property
-    def is_drained(self) -> bool:
-        """Whether nothing is left, of this client or of dead processes."""
-        return self._has_looked_round and not self.keeping.busy and not self.messages
+    def is_in_use(self) -> bool:
+        return any(gate.send_path is SendPath.DIVERT for gate in self._gates.values()) or not self._own.is_empty
 
     @property
     def is_going_on(self) -> bool:
-        """Whether the spool is draining now."""
         return bool(self.messages) and self.sorting.is_at_work
 
-    @property
-    def messages(self) -> int:
-        return sum(each.messages for each in self.journals)
-
-    def state(self) -> SpoolState:
-        sorting, journals = self.sorting, self.journals
-        faults = [str(each.fault) for each in journals if each.fault is not None]
-        return SpoolState(
-            any(gate.send_path is SendPath.DIVERT for gate in self._gates.values()) or not self._own.is_empty,
-            self.messages,
-            sum(each.size_bytes for each in journals),
-            sorting.messages,
-            sorting.duplicates,
-            sorting.asides,
-            "; ".join(filter(None, [*faults, self.keeping.full_sentence, sorting.trouble])),
-        )
-
-    # --- journals of dead processes ----------------------------------------------------------------------------------
-
-    def adopt(self, journals: Sequence[Journal]) -> None:
-        """Drain the journals that the thread has found. Those of the first look go before our own."""
-        is_first = not self._has_looked_round
-        self._has_looked_round = True
-        for journal in journals:
-            (self._before if is_first else self._others).append(journal)
-            self.sorting.add(journal)
-        if is_first:
-            self.sorting.add(self._own)
-        self.refresh()
-
-    def _let_go(self) -> None:
-        """Let go of the adopted journals that are empty by now."""
-        for journals in (self._before, self._others):
-            for journal in [each for each in journals if each.is_empty and not each.is_busy]:
-                journals.remove(journal)
-                self.sorting.remove(journal)
-                self._on_finished(journal)
-
-    @property
-    def journals(self) -> list[Journal]:
-        """All journals that this client has."""
-        return [self._own, *self._before, *self._others]
-
     def end(self) -> None:
-        """Stop draining. Called without the lock."""
         with self._lock:
             self.sorting.end()
+
+
+def open_cluster_spool(
+    options: SpoolOptions,
+    cluster_client: ClusterClient[ConnectionT],
+    clock: Clock,
+    rng: Rng,
+    *,
+    post: Callable[..., object],
+) -> SpoolHandle:
+    """Open the spool of a cluster client. Raises if the directory cannot be used.
+
+    `post` carries calls from the disk's threads to the lock or loop of the connection to the meta server.
+    """
+    thread = SpoolThread(options, shared_directory_at(options.directory, post=post), clock, post, is_cluster=True)
+    own = thread.make(rng)
+    return SpoolHandle(ClusterSpool(options, own, cluster_client, clock, rng, on_finished=thread.finished), thread)

@@ -2,7 +2,7 @@
 
 A batch has its number (stream and first sequence) from the moment the journal writes it. However often and from
 whichever process the batch is sent, the broker stores it once and answers with the first receipt. A batch is *doubtful*
-if this process or an earlier one has sent it, and the answer is not known.
+if this process or an earlier one has sent it, and the answer is not known. A subject's batches are a `BacklogWindow`.
 
     outcome                            what follows
     stored now, or stored before       the batch is done
@@ -27,19 +27,19 @@ that stream, and the batch is set aside as unknown, too.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from fairway import batch, limits
 from fairway.batch.layout import is_delayed
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry
+from fairway.client.spool.journal_files import SpoolEntry
 from fairway.errors import Code, Refused, StorageFault
-from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome, RetryDelays
-from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
+from fairway.protocol.line import ELSEWHERE, NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome, RetryDelays
+from fairway.protocol.messages import Produce
+from fairway.protocol.resend import BacklogBatch, BacklogWindow, SendOutcome, is_repeat, outcome_of
 from fairway.protocol.spool_port import Handed
+from fairway.runtime.disk import Completion
 from fairway.runtime.rng import Rng
 
 log = logging.getLogger("fairway.spool")
@@ -50,135 +50,97 @@ LOADED_BYTES_MAX: Final = 16 * limits.MIB
 _FIRST_MS, _MOST_MS = 20, 5_000  # between attempts
 AGAIN_MS = 2_000  # until the next attempt when the disk is full and the journal cannot record a decision
 
-ELSEWHERE: Final = frozenset({Code.DRAINING, Code.NOT_MASTER})  # the line looks for another broker and does the waiting
 
-
-class SpooledBatch:
+class SpooledBatch(BacklogBatch):
     """One batch on its way from a journal to a broker."""
 
-    __slots__ = ("data", "entry", "first", "flow", "is_doubtful", "journal", "producer_id", "secret", "trouble")
+    __slots__ = ("entry", "first", "flow", "is_doubtful", "journal", "producer_id", "secret")
 
     def __init__(self, entry: SpoolEntry, flow: SubjectQueue, journal: Journal) -> None:
+        super().__init__(b"")
         self.entry = entry
         self.flow = flow
         self.journal = journal
         self.is_doubtful = entry.was_sent or entry.number < journal.sent_before
-        self.trouble: Refused | ConnectionLost | None = None
-        self.data = b""
         self.producer_id = self.first = 0
         self.restamp()
 
     def restamp(self) -> None:
         """Choose the number, the bytes and the stream's secret again."""
-        self.stamp()
-        self.secret = self.journal.secret(self.producer_id)
+        journal, data, header = self.journal, self.entry.data, batch.peek(self.entry.data)
+        self.producer_id, self.first = self.identity(header.producer_id, header.first_sequence)
+        if (self.producer_id, self.first) != (header.producer_id, header.first_sequence):
+            # In journals of a client with one broker and without a key, a new number gave the messages new ids, and
+            # some may be in flight that way.
+            anew = batch.reborn if journal.is_keyed or journal.is_cluster else batch.restamp
+            data = anew(data, producer_id=self.producer_id, first_sequence=self.first)
+        self.data = data
+        self.secret = journal.secret(self.producer_id)
 
-    def stamp(self) -> None:
-        """Choose the number and the bytes to send."""
-        header = batch.peek(self.entry.data)
-        self.producer_id, self.first = self.journal.identity(header.producer_id, header.first_sequence)
-        is_as_written = (self.producer_id, self.first) == (header.producer_id, header.first_sequence)
-        # In journals without a key, a new number gave the messages new ids, and some may be in flight that way.
-        anew = batch.reborn if self.journal.is_keyed else batch.restamp
-        self.data = (
-            self.entry.data
-            if is_as_written
-            else anew(self.entry.data, producer_id=self.producer_id, first_sequence=self.first)
-        )
+    def identity(self, producer_id: int, first: int) -> tuple[int, int]:
+        """The number to send a batch under that was written under this one."""
+        return self.journal.identity(producer_id, first)
+
+    def is_clean(self, code: Code) -> bool:
+        """Whether the batch is certainly not stored under its number, and so may get another."""
+        if code is Code.SEQUENCE_GAP:
+            return not self.is_doubtful or self.producer_id not in self.journal.murky
+        return code is Code.UNKNOWN_PRODUCER and not self.is_doubtful
+
+    def set_aside(self, refused: Refused, done: Completion) -> None:
+        """Move the batch to a file of its own, with the reason."""
+        reason = f"it may be stored, nobody can tell: {refused}" if self.is_doubtful else str(refused)
+        self.journal.set_aside(self.entry, reason, self.producer_id, self.is_doubtful, done)
+
+    def warn_taken(self, refused: Refused) -> None:
+        """Warn people that another batch has the place of this one."""
+        log.warning(
+            "%d messages to %s go out under a new stream, because their place %016x+%d in the old one is taken (%s): "
+            "was the spool, or a broker, restored from a backup?",
+            self.entry.messages, self.entry.subject, self.producer_id, self.first, refused,
+        )  # fmt: skip
 
 
-class SubjectQueue:
-    """One subject's batches, in order."""
-
-    __slots__ = (
-        "_next",
-        "backoff",
-        "in_flight",
-        "is_broken",
-        "is_held",
-        "key",
-        "refused",
-        "retry_ns",
-        "spooled_batches",
-    )  # fmt: skip
+class SubjectQueue(BacklogWindow[SpooledBatch]):
+    """The batches of one subject, in order."""
 
     def __init__(self, key: tuple[str, bool], rng: Rng) -> None:
+        super().__init__(RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS), WINDOW)
         self.key = key  # the subject, and whether the messages are due later
-        self.spooled_batches: deque[SpooledBatch] = deque()
-        self.in_flight = 0
-        self.retry_ns = 0
-        self.is_broken = False
         self.is_held = False  # waits for a journal write
-        self.refused: Refused | None = None
-        self.backoff = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
-        self._next = 0  # index in `spooled_batches` of the first batch that is not in flight
 
-    def take(self, now_ns: int) -> SpooledBatch | None:
-        """The next batch to send; None: not now. Batches of a new stream wait for those of the stream before."""
-        if self.is_broken or self.is_held or now_ns < self.retry_ns or self.in_flight >= WINDOW:
-            return None
-        self.retry_ns = 0
-        if self._next >= len(self.spooled_batches):
-            return None
-        spooled = self.spooled_batches[self._next]
-        if self._next and spooled.producer_id != self.spooled_batches[0].producer_id:
-            return None
-        self._next += 1
-        self.in_flight += 1
-        return spooled
+    def asks(self, room: int, now_ns: int) -> list[Ask]:
+        """The requests that carry the next batches."""
+        if self.is_held or not room:
+            return []
+        return [
+            Ask(Produce(self.key[0], spooled.is_doubtful, spooled.secret), (spooled.data,), spooled)
+            for spooled in self.take(room, now_ns)
+        ]
 
-    def ask(self, spooled: SpooledBatch) -> Ask:
-        """The request that carries the batch."""
-        return Ask(Produce(self.key[0], spooled.is_doubtful, spooled.secret), (spooled.data,), spooled)
+    def may_leave(self, spooled: SpooledBatch, /) -> bool:
+        """Whether the batch is of the stream in flight: batches of a new stream wait for those of the stream before."""
+        return not self.sent or next(iter(self.sent)).producer_id == spooled.producer_id
 
-    def arrived(self, spooled: SpooledBatch) -> None:
-        self.in_flight -= 1
-        self._next -= 1
-        self.spooled_batches.remove(spooled)
-        if not self.is_broken:
-            self.refused = None
-            self.backoff.reset()
-
-    def came_to_grief(self, spooled: SpooledBatch, trouble: Refused | ConnectionLost) -> None:
-        self.in_flight -= 1
-        spooled.trouble = trouble
-        self.is_broken = True
-        if isinstance(trouble, ConnectionLost):
+    def answered(self, spooled: SpooledBatch, outcome: RequestOutcome) -> bool:
+        if isinstance(outcome, ConnectionLost):
             spooled.is_doubtful = True
+        return super().answered(spooled, outcome)
 
-    def remove(self, spooled_batches: Iterable[SpooledBatch]) -> None:
-        """Take these batches out of the queue. Nothing may be in flight."""
-        gone = frozenset(spooled_batches)
-        self.spooled_batches = deque(spooled for spooled in self.spooled_batches if spooled not in gone)
-
-    def begin_again(self) -> None:
-        """Begin again with the first batch that is not stored. Every request must be answered."""
-        self.is_broken = False
-        self._next = 0
-        for spooled in self.spooled_batches:
-            spooled.trouble = None
+    def set_retry(self, refused: Refused, now_ns: int) -> None:
+        """Wait after a refusal that passes."""
+        wait_ns = 0 if refused.code in ELSEWHERE else self.backoff.next_ns(refused.retry_after_ms)
+        self.retry_ns = now_ns + wait_ns
 
 
-class SpoolDrain:
-    """The session on the line that drains the journals one after the other."""
+class JournalDrain:
+    """What all drains share: the journals, and the counts."""
 
-    def __init__(self, rng: Rng, *, on_change: Callable[[], None], on_success: Callable[[], None]) -> None:
-        """`on_change` is called after a read or a journal write: `asks` may have more requests."""
+    def __init__(self) -> None:
         self.messages = 0  # delivered
         self.duplicates = 0  # of the delivered: stored before
         self.asides = 0  # messages set aside
-        self._rng = rng
-        self._on_change = on_change
-        self._on_success = on_success
         self._journals: list[Journal] = []
-        self._current: Journal | None = None
-        self._flows: dict[tuple[str, bool], SubjectQueue] = {}
-        self._loaded = 0
-        self._loaded_bytes = 0
-        self._is_loading = False
-        self._is_open = False
-
-    # --- for the spool -----------------------------------------------------------------------------------------------
 
     def add(self, journal: Journal) -> None:
         """Drain one more journal, after the others."""
@@ -189,9 +151,38 @@ class SpoolDrain:
         self._journals.remove(journal)
 
     @property
-    def trouble(self) -> Refused | None:
-        """The last refusal of a subject that waits."""
-        return next((flow.refused for flow in self._flows.values() if flow.refused is not None), None)
+    def trouble(self) -> str:
+        """Why batches wait, for people; empty if nothing is known to be wrong."""
+        raise NotImplementedError
+
+    def note_stored(self, spooled: SpooledBatch, *, is_duplicate: bool) -> None:
+        """Count a batch that the broker has, and note its end in the journal."""
+        self.messages += spooled.entry.messages
+        self.duplicates += spooled.entry.messages if is_duplicate else 0
+        spooled.journal.note_done(spooled.entry.number)
+
+
+class SpoolDrain(JournalDrain):
+    """The session on the line that drains the journals one after the other."""
+
+    def __init__(self, rng: Rng, *, on_change: Callable[[], None], on_success: Callable[[], None]) -> None:
+        """`on_change` is called after a read or a journal write: `asks` may have more requests."""
+        super().__init__()
+        self._rng = rng
+        self._on_change = on_change
+        self._on_success = on_success
+        self._current: Journal | None = None
+        self._flows: dict[tuple[str, bool], SubjectQueue] = {}
+        self._loaded = 0
+        self._loaded_bytes = 0
+        self._is_loading = False
+        self._is_open = False
+
+    # --- for the spool -----------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        return next((str(flow.refused) for flow in self._flows.values() if flow.refused is not None), "")
 
     @property
     def is_nearly_done(self) -> bool:
@@ -211,30 +202,22 @@ class SpoolDrain:
         self._load()
         asks: list[Ask] = []
         for flow in self._flows.values():
-            while len(asks) < room and (spooled := flow.take(now_ns)) is not None:
-                asks.append(flow.ask(spooled))
+            asks += flow.asks(room - len(asks), now_ns)
         return asks
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         spooled: SpooledBatch = token  # type: ignore[assignment]
         flow = spooled.flow
-        if isinstance(outcome, Answer):
-            receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
-            self.duplicates += spooled.entry.messages if receipt.is_duplicate else 0
-            self._arrived(spooled)
-            self._on_success()
-        elif isinstance(outcome, Refused) and is_receipt(outcome, spooled.data):
-            self.duplicates += spooled.entry.messages
-            self._arrived(spooled)
-        else:
-            flow.came_to_grief(spooled, outcome)
-        if flow.is_broken and not flow.in_flight:
+        if flow.answered(spooled, outcome):
+            self._let_go(spooled)
+            self.note_stored(spooled, is_duplicate=is_repeat(outcome))
+            if isinstance(outcome, Answer):
+                self._on_success()
+        if flow.must_decide:
             self._mend(flow, now_ns)
 
     def next_deadline(self) -> int | None:
-        return min(
-            (flow.retry_ns for flow in self._flows.values() if flow.spooled_batches and flow.retry_ns), default=None
-        )
+        return min((flow.retry_ns for flow in self._flows.values() if flow.waiting and flow.retry_ns), default=None)
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
@@ -271,67 +254,56 @@ class SpoolDrain:
         flow = self._flows.get(key)
         if flow is None:
             flow = self._flows[key] = SubjectQueue(key, self._rng)
-        flow.spooled_batches.append(SpooledBatch(entry, flow, journal))
+        flow.waiting.append(SpooledBatch(entry, flow, journal))
         self._loaded += 1
         self._loaded_bytes += len(entry.data)
-
-    def _arrived(self, spooled: SpooledBatch) -> None:
-        spooled.flow.arrived(spooled)
-        self.messages += spooled.entry.messages
-        self._let_go(spooled)
-        spooled.journal.note_done(spooled.entry.number)
 
     def _let_go(self, spooled: SpooledBatch) -> None:
         self._loaded -= 1
         self._loaded_bytes -= len(spooled.entry.data)
-        if not spooled.flow.spooled_batches:
+        if spooled.flow.is_empty:
             del self._flows[spooled.flow.key]
 
     def _mend(self, flow: SubjectQueue, now_ns: int) -> None:
         """Decide about the first batch that is not stored, once every batch in flight is answered."""
-        head = flow.spooled_batches[0]
-        trouble = head.trouble
-        flow.begin_again()
+        head, trouble = flow.begin_again()
         if isinstance(trouble, Refused):
             flow.refused = trouble
             self._judge(flow, head, trouble, now_ns)
 
     def _judge(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
-        journal, outcome = head.journal, outcome_of(refused.code)
+        outcome = outcome_of(refused.code)
         if outcome is SendOutcome.LATER:
-            wait_ns = 0 if refused.code in ELSEWHERE else flow.backoff.next_ns(refused.retry_after_ms)
-            flow.retry_ns = now_ns + wait_ns
+            flow.set_retry(refused, now_ns)
         elif outcome is SendOutcome.TAKEN:
-            self._begin_anew(journal, flow, head, refused, now_ns)
-        elif is_clean(head, refused.code):
-            self._restream(journal, flow, head)
+            self._begin_anew(flow, head, refused, now_ns)
+        elif head.is_clean(refused.code):
+            self._restream(flow, head)
         else:
-            self._set_aside(journal, flow, head, refused, now_ns)
+            self._set_aside(flow, head, refused, now_ns)
 
-    def _restream(self, journal: Journal, flow: SubjectQueue, head: SpooledBatch) -> None:
+    def _restream(self, flow: SubjectQueue, head: SpooledBatch) -> None:
         """Move the head and all later batches of its stream to a new stream. The journal records the stream first."""
         old_id, first = head.producer_id, head.first
         flow.is_held = True
 
         def noted(fault: StorageFault | None) -> None:
             flow.is_held = fault is not None
-            for spooled in flow.spooled_batches:
+            for spooled in flow.waiting:
                 if spooled.producer_id == old_id:
                     spooled.is_doubtful = False
                 spooled.restamp()
             self._on_change()
 
-        journal.restream(old_id, first, self._rng.bits(64) or 1, noted)
+        head.journal.restream(old_id, first, self._rng.bits(64) or 1, noted)
 
-    def _begin_anew(
-        self, journal: Journal, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int
-    ) -> None:
+    def _begin_anew(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
         """Move the head alone to a new stream.
 
         The journal appends the head again, as a new entry that replaces the old one. Later batches keep their numbers,
         because they may be stored under them.
         """
-        log_taken(head, refused)
+        head.warn_taken(refused)
         entry = head.entry
         data = batch.reborn(head.data, producer_id=self._rng.bits(64) or 1, first_sequence=0)
         flow.is_held = True
@@ -340,45 +312,25 @@ class SpoolDrain:
             flow.is_held = False
             if fault is None:
                 flow.refused = None
-                flow.spooled_batches.remove(head)
+                flow.remove(head)
                 self._let_go(head)
             else:
                 flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
             self._on_change()
 
-        journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, noted)
+        head.journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, noted)
 
-    def _set_aside(
-        self, journal: Journal, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int
-    ) -> None:
-        is_unknown = head.is_doubtful
-        reason = f"it may be stored, nobody can tell: {refused}" if is_unknown else str(refused)
+    def _set_aside(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
         flow.is_held = True
 
         def kept(fault: StorageFault | None) -> None:
             flow.is_held = False
             if fault is None:
                 self.asides += head.entry.messages
-                flow.spooled_batches.remove(head)
+                flow.remove(head)
                 self._let_go(head)
             else:
                 flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
             self._on_change()
 
-        journal.set_aside(head.entry, reason, head.producer_id, is_unknown, kept)
-
-
-def log_taken(head: SpooledBatch, refused: Refused) -> None:
-    """Warn people that another batch has the place of this one."""
-    log.warning(
-        "%d messages to %s go out under a new stream, because their place %016x+%d in the old one is taken (%s): was "
-        "the spool, or a broker, restored from a backup?",
-        head.entry.messages, head.entry.subject, head.producer_id, head.first, refused,
-    )  # fmt: skip
-
-
-def is_clean(head: SpooledBatch, code: Code) -> bool:
-    """Whether the batch is certainly not stored under its number, and so may get another."""
-    if code is Code.SEQUENCE_GAP:
-        return not head.is_doubtful or head.producer_id not in head.journal.murky
-    return code is Code.UNKNOWN_PRODUCER and not head.is_doubtful
+        head.set_aside(refused, kept)

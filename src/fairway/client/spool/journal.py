@@ -22,24 +22,32 @@ from typing import TypeAlias
 from fairway import limits
 from fairway.batch.identity import derived_secret
 from fairway.batch.layout import is_delayed
-from fairway.client.spool.journal_record import (
+from fairway.client.spool.journal_files import (
+    ASIDE,
+    CHUNK_BYTES,
     CLUSTER_VERSION,
+    KEPT,
     KEYED_CLUSTER_VERSION,
     KEYED_VERSION,
     VERSION,
+    Aside,
     BadSpoolRecord,
     ClusterMarks,
     CutShort,
     JournalSegment,
+    JournalSurvey,
     JournalWrite,
     KeyedMarks,
     Marks,
     PendingEntry,
     PlacementRecord,
     Restream,
+    SpoolDamage,
     SpoolEntry,
     SpoolRecord,
     SpoolRecordKind,
+    aside_name,
+    aside_parts,
     entry_body,
     entry_of,
     marks_body,
@@ -47,19 +55,9 @@ from fairway.client.spool.journal_record import (
     nobody,
     pack,
     parse,
-    tell_all,
-)
-from fairway.client.spool.recovery import (
-    ASIDE,
-    CHUNK_BYTES,
-    KEPT,
-    Aside,
-    JournalSurvey,
-    SpoolDamage,
-    aside_name,
-    aside_parts,
     read_aside,
     segment_name,
+    tell_all,
 )
 from fairway.errors import DiskFull, StorageFault, invariant
 from fairway.protocol.spool_port import Handed

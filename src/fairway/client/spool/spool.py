@@ -15,11 +15,15 @@ Any number of processes of the host may share the directory. Each has a journal 
 one of the others drains its journal.
 
 `SpoolPolicy` chooses the send path. Users set `SpoolOptions` and read `SpoolState`. `Keeping` writes to the client's
-own journal within its bounds, and `Spool` puts them together.
+own journal within its bounds, and `Spool` puts them together. `ClientSpool` has what a cluster client's spool shares.
+
+A client holds a `SpoolHandle`: its spool with a `SpoolThread`, which looks for journals that dead processes left behind
+and removes empty ones. Reading a large journal takes long, and the thread keeps senders from waiting for that.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -28,9 +32,10 @@ import msgspec
 
 from fairway import limits
 from fairway.batch import MessageId
-from fairway.client.spool.drain import SpoolDrain
+from fairway.batch.identity import new_secret
+from fairway.client.spool.drain import JournalDrain, SpoolDrain
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import HEADER_BYTES
+from fairway.client.spool.journal_files import HEADER_BYTES
 from fairway.errors import DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.line import NS_PER_MS
 from fairway.protocol.receipts import SpoolBatchReceipt
@@ -38,8 +43,11 @@ from fairway.protocol.spool_port import Buffer, Handed, SendPath
 from fairway.runtime.clock import Clock
 from fairway.runtime.host import can_serve
 from fairway.runtime.rng import Rng
+from fairway.runtime.signals import Ending, Workers
 
 if TYPE_CHECKING:
+    from fairway.client.core import ClientCore
+    from fairway.runtime.real_disk import RealDisk
     from fairway.runtime.shared_directory import SharedDirectory
 
 
@@ -220,8 +228,94 @@ class Keeping:
         return SpoolBatchReceipt.of(subject, count, first_id, self.options.directory, self._clock.wall_ms())
 
 
-class Spool:
-    """The spool of one client. The caller holds the client's lock, or calls on its loop."""
+class ClientSpool:
+    """What the spools of all clients share: the client's own journal, and those of dead processes."""
+
+    def __init__(
+        self,
+        options: SpoolOptions,
+        own: Journal,
+        clock: Clock,
+        drain: JournalDrain,
+        on_finished: Callable[[Journal], None],
+    ) -> None:
+        """`on_finished` is called when the journal of a dead process is empty and may go."""
+        self.options = options
+        self.fault: FairwayError | None = None
+        self.keeping = Keeping(options, own, clock)
+        self._drain = drain
+        self._on_finished = on_finished
+        self._own = own  # drained only after the first look for journals of dead processes
+        self._before: list[Journal] = []  # of dead processes, found before our first message: they drain first
+        self._others: list[Journal] = []  # of dead processes, found later
+        self._has_looked_round = False  # the first look is done
+
+    @property
+    def stream_key(self) -> bytes:
+        """One key for all connections of a client: their batches lie in one journal."""
+        return self._own.key
+
+    @property
+    def journals(self) -> list[Journal]:
+        """All journals that this client has."""
+        return [self._own, *self._before, *self._others]
+
+    @property
+    def messages(self) -> int:
+        return sum(each.messages for each in self.journals)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is left, of this client or of dead processes."""
+        return self._has_looked_round and not self.keeping.busy and not self.messages
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether messages go through the spool now."""
+        raise NotImplementedError
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the spool is draining now."""
+        raise NotImplementedError
+
+    def state(self) -> SpoolState:
+        drain, journals = self._drain, self.journals
+        faults = [str(each.fault) for each in journals if each.fault is not None]
+        return SpoolState(
+            self.is_in_use,
+            self.messages,
+            sum(each.size_bytes for each in journals),
+            drain.messages,
+            drain.duplicates,
+            drain.asides,
+            "; ".join(filter(None, [*faults, self.keeping.full_sentence, drain.trouble])),
+        )
+
+    def adopt(self, journals: Sequence[Journal]) -> None:
+        """Drain the journals that the thread has found. Those of the first look go before our own."""
+        is_first = not self._has_looked_round
+        self._has_looked_round = True
+        for journal in journals:
+            (self._before if is_first else self._others).append(journal)
+            self._drain.add(journal)
+        if is_first:
+            self._drain.add(self._own)
+
+    def _let_go(self) -> None:
+        """Let go of the adopted journals that are empty by now."""
+        for journals in (self._before, self._others):
+            for journal in [each for each in journals if each.is_empty and not each.is_busy]:
+                journals.remove(journal)
+                self._drain.remove(journal)
+                self._on_finished(journal)
+
+    def end(self) -> None:
+        """Stop draining. Called without the lock."""
+
+
+class Spool(ClientSpool):
+    """The spool of a client with one broker. The caller holds the client's lock, or calls on its loop."""
 
     def __init__(
         self,
@@ -235,18 +329,10 @@ class Spool:
         on_success: Callable[[], None],
         on_finished: Callable[[Journal], None],
     ) -> None:
-        """`on_finished` is called when the journal of a dead process is empty and may go."""
-        self.options = options
         self.draining = SpoolDrain(rng, on_change=on_change, on_success=on_success)
-        self.fault: FairwayError | None = None
-        self._keeping = Keeping(options, own, clock)
+        super().__init__(options, own, clock, self.draining, on_finished)
         self._choice = SpoolPolicy(options, self)
         self._is_connected = is_connected
-        self._on_finished = on_finished
-        self._own = own  # drained only after the first look for journals of dead processes
-        self._before: list[Journal] = []  # of dead processes, found before our first message: they drain first
-        self._others: list[Journal] = []  # of dead processes, found later
-        self._has_looked_round = False  # the first look is done
 
     # --- SpoolPort ---------------------------------------------------------------------------------------------------
 
@@ -254,14 +340,10 @@ class Spool:
     def send_path(self) -> SendPath:
         return self._choice.send_path
 
-    @property
-    def stream_key(self) -> bytes:
-        return self._own.key
-
     def look(self, buffer: Buffer, now_ns: int) -> None:
         """Choose the send path, as `SpoolPolicy` decides."""
         self._let_go()
-        self.fault = self.fault or self._keeping.check()
+        self.fault = self.fault or self.keeping.check()
         before = self.send_path
         self._choice.look(buffer, now_ns)
         if before is SendPath.HOLD and self.send_path is SendPath.DIRECT:
@@ -269,22 +351,22 @@ class Spool:
 
     def next_look_ns(self) -> int | None:
         if self.send_path is SendPath.DIVERT:
-            return self._keeping.full_until_ns or None
+            return self.keeping.full_until_ns or None
         return self._choice.next_look_ns()
 
     @property
     def trouble(self) -> str:
         """Why the spool takes nothing more now; empty if there is room."""
-        return self._keeping.full_sentence
+        return self.keeping.full_sentence
 
     def room_for(self, messages: int, size_bytes: int) -> bool:
-        return self._keeping.room_for(messages, size_bytes) and self.fault is None
+        return self.keeping.room_for(messages, size_bytes) and self.fault is None
 
     def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
-        self._keeping.keep(handed, done)
+        self.keeping.keep(handed, done)
 
     def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
-        return self._keeping.receipt(subject, count, first_id)
+        return self.keeping.receipt(subject, count, first_id)
 
     # --- SpoolStatus -------------------------------------------------------------------------------------------------
 
@@ -298,7 +380,7 @@ class Spool:
 
     @property
     def may_hold(self) -> bool:
-        return self._has_looked_round and not self._keeping.busy and self.draining.is_nearly_done
+        return self._has_looked_round and not self.keeping.busy and self.draining.is_nearly_done
 
     @property
     def may_go(self) -> bool:
@@ -309,56 +391,153 @@ class Spool:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left that must arrive before our next message."""
-        return self._own.is_empty and not self._before and not self._keeping.busy
+        return self._own.is_empty and not self._before and not self.keeping.busy
 
     @property
-    def is_drained(self) -> bool:
-        """Whether nothing is left, of this client or of dead processes."""
-        return self._has_looked_round and not self._keeping.busy and not self.messages
+    def is_in_use(self) -> bool:
+        return self.send_path is SendPath.DIVERT or not self.is_empty
 
     @property
     def is_going_on(self) -> bool:
-        """Whether the spool is draining now."""
-        return bool(self.messages) and self.is_connected and self.draining.trouble is None
+        return bool(self.messages) and self.is_connected and not self.draining.trouble
 
-    @property
-    def messages(self) -> int:
-        return sum(each.messages for each in self.journals)
 
-    def state(self) -> SpoolState:
-        draining, refused = self.draining, self.draining.trouble
-        faults = [str(each.fault) for each in self.journals if each.fault is not None]
-        return SpoolState(
-            self.send_path is SendPath.DIVERT or not self.is_empty,
-            self.messages,
-            sum(each.size_bytes for each in self.journals),
-            draining.messages,
-            draining.duplicates,
-            draining.asides,
-            "; ".join([*faults, *filter(None, [self._keeping.full_sentence, "" if refused is None else str(refused)])]),
-        )
+_STOP_S = 5.0  # how long `stop` waits for the thread to end
 
-    # --- journals of dead processes ----------------------------------------------------------------------------------
 
-    def adopt(self, journals: Sequence[Journal]) -> None:
-        """Drain the journals that the thread has found. Those of the first look go before our own."""
-        is_first = not self._has_looked_round
-        self._has_looked_round = True
-        for journal in journals:
-            (self._before if is_first else self._others).append(journal)
-            self.draining.add(journal)
-        if is_first:
-            self.draining.add(self._own)
+class SpoolThread:
+    """The thread that looks for journals of dead processes and removes empty ones."""
 
-    def _let_go(self) -> None:
-        """Let go of the adopted journals that are empty by now."""
-        for journals in (self._before, self._others):
-            for journal in [each for each in journals if each.is_empty and not each.is_busy]:
-                journals.remove(journal)
-                self.draining.remove(journal)
-                self._on_finished(journal)
+    def __init__(
+        self,
+        options: SpoolOptions,
+        shared_directory: SharedDirectory,
+        clock: Clock,
+        post: Callable[..., object],
+        *,
+        is_cluster: bool = False,
+    ) -> None:
+        """`is_cluster`: adopt the journals of cluster clients; otherwise adopt all others."""
+        self._options = options
+        self._is_cluster = is_cluster
+        self._shared_directory = shared_directory
+        self._clock = clock
+        self._post = post
+        self._ending = Ending()
+        self._workers = Workers()
+        self._passed_over: set[str] = set()  # unreadable, of another kind of client, or with nothing to drain
+        self._finished: list[Journal] = []
 
-    @property
-    def journals(self) -> list[Journal]:
-        """All journals that this client has."""
-        return [self._own, *self._before, *self._others]
+    def make(self, rng: Rng) -> Journal:
+        """Make this client's own journal."""
+        number, disk = self._shared_directory.make(rng)
+        is_synced, is_cluster = self._options.is_synced, self._is_cluster
+        return Journal(disk, number, self._clock, is_synced=is_synced, is_cluster=is_cluster, key=new_secret(rng))
+
+    def start(self, adopt: Callable[[Sequence[Journal]], None]) -> None:
+        self._workers.start("fairway-spool", lambda: self._run(adopt))
+
+    def _run(self, adopt: Callable[[Sequence[Journal]], None]) -> None:
+        is_first = True
+        while not self._ending.is_asked:
+            with contextlib.suppress(StorageFault):  # the directory cannot be listed now: try again next time
+                self._clear()
+                found = self._orphans()
+                if found or is_first:
+                    with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the client
+                        self._post(adopt, found)
+                is_first = False
+            self._ending.wait(self._options.adopt_ms / 1_000)
+
+    def _orphans(self) -> list[Journal]:
+        found: list[Journal] = []
+        for name in self._shared_directory.names():
+            if name in self._passed_over or self._ending.is_asked:
+                continue
+            disk = self._shared_directory.claim(name)
+            if disk is None:
+                continue
+            try:
+                journal = Journal.open(disk, int(name, 16), self._clock, is_synced=self._options.is_synced)
+            except FairwayError:  # `fairway spool status` shows the reason
+                self._passed_over.add(name)
+                disk.close()
+                continue
+            if journal.is_empty:
+                self._part(name, disk)
+            elif journal.is_cluster is not self._is_cluster:  # only a client of the same kind knows where entries went
+                self._passed_over.add(name)
+                disk.close()
+            else:
+                found.append(journal)
+        return sorted(found, key=lambda journal: journal.since_ms)  # the oldest drains first
+
+    def finished(self, journal: Journal) -> None:
+        """Remove an empty journal at the next turn of the thread."""
+        self._finished.append(journal)
+
+    def _clear(self) -> None:
+        while self._finished:
+            journal = self._finished.pop()
+            self._part(journal.name, journal.disk)  # type: ignore[arg-type]  # a disk of `SharedDirectory`
+
+    def _part(self, name: str, disk: RealDisk) -> None:
+        if not self._shared_directory.discard(name, disk):
+            self._passed_over.add(name)
+
+    def stop(self, journals: Callable[[], Sequence[Journal]]) -> None:
+        """End the thread, close every journal, remove the empty ones."""
+        self._ending.ask()
+        self._workers.join(_STOP_S)
+        # `journals` is called only now, and the dict counts each journal once: a disk that completes meanwhile moves
+        # its journal to `_finished`.
+        left = {journal.name: journal for journal in (*journals(), *self._finished)}
+        for journal in left.values():
+            self._part(journal.name, journal.disk)  # type: ignore[arg-type]
+        self._shared_directory.close()
+
+
+class SpoolHandle:
+    """A client's spool, of one broker or of a cluster, with its thread."""
+
+    def __init__(self, spool: ClientSpool, thread: SpoolThread) -> None:
+        self.spool = spool
+        self._thread = thread
+
+    def start(self) -> None:
+        """Start the thread that adopts the journals of dead processes."""
+        self._thread.start(self.spool.adopt)
+
+    def close(self) -> None:
+        """Close the spool when nothing is sent through it any more. The caller holds no lock that `post` needs."""
+        self.spool.end()
+        self._thread.stop(lambda: self.spool.journals)
+
+
+def open_spool(
+    options: SpoolOptions,
+    core: ClientCore,  # type: ignore[type-arg]  # of the blocking or the asyncio client
+    clock: Clock,
+    rng: Rng,
+    *,
+    post: Callable[..., object],
+    on_change: Callable[[], None],
+) -> SpoolHandle:
+    """Open the spool of a client with one broker. Raises if the directory cannot be used.
+
+    `post` carries calls from the disk's threads to the core's lock or loop.
+    """
+    thread = SpoolThread(options, shared_directory_at(options.directory, post=post), clock, post)
+    spool = Spool(
+        options,
+        thread.make(rng),
+        clock,
+        rng,
+        is_connected=lambda: core.line.is_open,
+        on_change=on_change,
+        on_success=core.producing.note_success,
+        on_finished=thread.finished,
+    )
+    core.producing.divert(spool)
+    core.line.add(spool.draining, clock.monotonic_ns())
+    return SpoolHandle(spool, thread)

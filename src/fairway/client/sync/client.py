@@ -43,9 +43,8 @@ from fairway.client.core import (
     slices,
 )
 from fairway.client.delayed_messages import AskDelayServer, Delayed, columns_of, dues_of
-from fairway.client.spool.spool import SpoolOptions, SpoolState
+from fairway.client.spool.spool import SpoolHandle, SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
-from fairway.client.spool.thread import AnySpoolHandle
 from fairway.client.sync.cluster import ConsumerLink, SyncClusterClient
 from fairway.client.sync.connection import PendingMany, SyncBatch, SyncPending, SyncServerConnection
 from fairway.client.sync.consumer import Consumer
@@ -131,7 +130,7 @@ class Client:
         self._spooling = self._new_spooling(self._connection)
         self._link = self._connection.link  # last: by it other threads see that the start is complete
 
-    def _new_spooling(self, connection: SyncServerConnection) -> AnySpoolHandle | None:
+    def _new_spooling(self, connection: SyncServerConnection) -> SpoolHandle | None:
         if self._options.spool is None:
             return None
         try:

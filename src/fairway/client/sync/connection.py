@@ -29,8 +29,8 @@ from fairway.client.core import (
     seconds_of,
     unreachable,
 )
-from fairway.client.spool.spool import SpoolOptions
-from fairway.client.spool.thread import AnySpoolHandle, ClusterSpoolHandle, SpoolHandle
+from fairway.client.spool.cluster import open_cluster_spool
+from fairway.client.spool.spool import SpoolHandle, SpoolOptions, open_spool
 from fairway.errors import BufferFull
 from fairway.protocol.line import NS_PER_MS, Line
 from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, Receipt
@@ -161,13 +161,13 @@ class SyncServerConnection:
 
     def spooling(
         self, options: SpoolOptions, rng: Rng, cluster_client: ClusterClient[SyncServerConnection] | None
-    ) -> AnySpoolHandle:
+    ) -> SpoolHandle:
         """Start a spool beside this connection; in a cluster, beside all connections."""
         if cluster_client is not None:
-            made: AnySpoolHandle = ClusterSpoolHandle(options, cluster_client, self._clock, rng, post=self._post)
+            made: SpoolHandle = open_cluster_spool(options, cluster_client, self._clock, rng, post=self._post)
         else:
             with self.link.lock:
-                made = SpoolHandle(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
+                made = open_spool(options, self.core, self._clock, rng, post=self._post, on_change=self.link.stir)
         made.start()
         return made
 

@@ -6,10 +6,9 @@ same everywhere. In a cluster a guide (`fairway.delay.dispatch.targets`) says wh
 are; while one of them takes nothing, new intents go to another. A target that cannot be reached, or has enough bytes
 outstanding, gets no new intents. Its due messages stay on disk, and other targets do not wait.
 
-Each stream belongs to one subject. It has at most 16 intents in flight. When one of them fails, the sender waits until
-every answer of that stream is there. Then the stream goes on from the first intent that is not stored: after a refusal
-with that intent alone, and with the others once it is stored. Other streams do not wait. The answer decides about an
-intent:
+Each stream belongs to one subject, and is a `BacklogWindow` with at most 16 intents in flight. When one of them fails,
+the stream waits for every answer, and then goes on from the first intent that is not stored: after a refusal with that
+intent alone, and with the others once it is stored. Other streams do not wait. The answer decides about an intent:
 
     stored, now or before           done. A conflict counts as stored if the broker names exactly this batch.
     connection lost                 send again, once there is a connection
@@ -34,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,12 +42,12 @@ from typing import Protocol
 from fairway import batch, limits
 from fairway.batch.identity import derived_secret
 from fairway.delay.dispatch.dispatcher import Intent
-from fairway.errors import Code, Refused, invariant
+from fairway.errors import Code, Refused
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
-from fairway.protocol.line import Answer, Ask, ConnectionLost, Line, ReconnectOptions, RequestOutcome, RetryDelays
+from fairway.protocol.line import Ask, Line, ReconnectOptions, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produce, Produced
-from fairway.protocol.resend import SendOutcome, is_receipt, outcome_of
+from fairway.protocol.resend import BacklogBatch, BacklogWindow, SendOutcome, outcome_of, receipt_of
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
@@ -295,19 +294,17 @@ _BUSY_MOST_MS = 500  # the longest delay after BUSY
 _PRODUCER_MASK = (1 << 63) - 1
 
 
-class DispatchBatch:
+class DispatchBatch(BacklogBatch):
     """One intent that is queued or in flight."""
 
-    __slots__ = ("data", "detours", "flow", "intent", "is_done", "request", "trouble")
+    __slots__ = ("detours", "flow", "intent", "request")
 
     def __init__(self, intent: Intent, flow: StreamSender) -> None:
+        super().__init__(intent.data)
         self.intent = intent
         self.flow = flow
-        self.data = intent.data
         self.request = self._new_request(intent.secret)
-        self.is_done = False
         self.detours = 0
-        self.trouble: Refused | ConnectionLost | None = None  # how the last attempt failed
 
     def must_leave(self, refused: Refused) -> bool:
         """Whether nothing can be stored at the intent's place in its stream any more."""
@@ -338,76 +335,39 @@ class DispatchBatch:
         return hashed & _PRODUCER_MASK or 1
 
 
-class StreamSender:
+class StreamSender(BacklogWindow[DispatchBatch]):
     """One producer stream: its outstanding intents, in order."""
 
     def __init__(self, subject: Subject, rng: Rng, before: StreamSender | None) -> None:
+        super().__init__(RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS), IN_FLIGHT_MAX)
         self.subject = subject
-        self.dispatch_batches: deque[DispatchBatch] = deque()
         self.before = before  # the older stream of this subject, which goes first
-        self.in_flight = 0
-        self.retry_ns = 0
-        self.refused: Refused | None = None  # why the stream waits
-        self._next = 0  # index in `dispatch_batches` of the first one not in flight
-        self._is_broken = False
-        self._backoff = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_MOST_MS)
         self._busy = RetryDelays(rng, first_ms=_FIRST_MS, most_ms=_BUSY_MOST_MS)
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(dispatch_batch.data) for dispatch_batch in self.dispatch_batches)
+        return sum(len(dispatch_batch.data) for dispatch_batch in self.batches())
 
     @property
     def is_refused(self) -> bool:
         """Whether the stream waits after a refusal, or behind a stream that does."""
         return self.refused is not None or (self.before is not None and self.before.is_refused)
 
-    def take(self, now_ns: int) -> DispatchBatch | None:
-        """The next batch to send; None: none now."""
-        in_flight_max = IN_FLIGHT_MAX if self.refused is None else 1
-        if self.before is not None and self.before.dispatch_batches:
-            return None
+    def take(self, room: int, now_ns: int) -> list[DispatchBatch]:
+        if self.before is not None and not self.before.is_empty:
+            return []
         self.before = None
-        is_held = self._is_broken or self.in_flight >= in_flight_max or now_ns < self.retry_ns
-        if is_held or self._next >= len(self.dispatch_batches):
-            return None
-        dispatch_batch = self.dispatch_batches[self._next]
-        self._next += 1
-        self.in_flight += 1
-        return dispatch_batch
+        return super().take(room if self.refused is None else min(room, 1 - self.in_flight), now_ns)
 
-    def arrived(self, dispatch_batch: DispatchBatch) -> None:
-        """Note that the broker has stored this batch."""
-        self.in_flight -= 1
-        dispatch_batch.is_done = True
-        while self.dispatch_batches and self.dispatch_batches[0].is_done:
-            self.dispatch_batches.popleft()
-            self._next -= 1
-        if not self._is_broken:
-            self.refused = None
-            self._backoff.reset()
+    def answered(self, dispatch_batch: DispatchBatch, outcome: RequestOutcome) -> bool:
+        is_stored = super().answered(dispatch_batch, outcome)
+        if is_stored and not self.is_recovering:
             self._busy.reset()
-
-    def came_to_grief(self, dispatch_batch: DispatchBatch, trouble: Refused | ConnectionLost) -> None:
-        self.in_flight -= 1
-        dispatch_batch.trouble = trouble
-        self._is_broken = True
+        return is_stored
 
     def mend(self, now_ns: int) -> bool:
-        """After a failure, once all answers are there, go on from the first batch not stored. True: as a stream of its
-        own."""
-        if not self._is_broken or self.in_flight:
-            return False
-        self._is_broken = False
-        self._next = 0
-        self.dispatch_batches = deque(
-            dispatch_batch for dispatch_batch in self.dispatch_batches if not dispatch_batch.is_done
-        )
-        head = self.dispatch_batches[0]
-        trouble = head.trouble
-        invariant(trouble is not None, "the first batch that is not stored has failed")
-        for dispatch_batch in self.dispatch_batches:
-            dispatch_batch.trouble = None
+        """Go on from the first batch not stored. True: as a stream of its own."""
+        head, trouble = self.begin_again()
         if isinstance(trouble, Refused) and head.must_leave(trouble):
             _log_detour(head, trouble)
             head.detour()
@@ -420,7 +380,7 @@ class StreamSender:
     def _wait_ns(self, refused: Refused) -> int:
         if refused.code is Code.DRAINING:
             return 0
-        backoff = self._busy if refused.code is Code.BUSY else self._backoff
+        backoff = self._busy if refused.code is Code.BUSY else self.backoff
         return backoff.next_ns(refused.retry_after_ms)
 
 
@@ -457,23 +417,18 @@ class TargetSender:
             before = self._by_subject.get(intent.subject)
             flow = self._flows[intent.producer_id] = StreamSender(intent.subject, self._rng, before)
             self._by_subject[intent.subject] = flow
-        flow.dispatch_batches.append(DispatchBatch(intent, flow))
+        flow.waiting.append(DispatchBatch(intent, flow))
         self.messages += intent.messages
         self._ready[intent.producer_id] = flow
 
     def outstanding(self) -> list[Intent]:
         """The intents that are not known to be stored, each stream in order."""
-        return [
-            dispatch_batch.intent
-            for flow in self._flows.values()
-            for dispatch_batch in flow.dispatch_batches
-            if not dispatch_batch.is_done
-        ]
+        return [dispatch_batch.intent for flow in self._flows.values() for dispatch_batch in flow.batches()]
 
     @property
     def intents(self) -> int:
         """How many intents are outstanding."""
-        return sum(len(flow.dispatch_batches) for flow in self._flows.values())
+        return sum(len(flow.sent) + len(flow.waiting) for flow in self._flows.values())
 
     @property
     def refused(self) -> list[StreamSender]:
@@ -501,8 +456,7 @@ class TargetSender:
         while self._ready and len(asks) < room:
             number = next(iter(self._ready))
             flow = self._ready.pop(number)
-            dispatch_batch = flow.take(now_ns)
-            if dispatch_batch is not None:
+            for dispatch_batch in flow.take(1, now_ns):
                 asks.append(Ask(dispatch_batch.request, (dispatch_batch.data,), dispatch_batch))
                 self._ready[number] = flow
         return asks
@@ -518,24 +472,16 @@ class TargetSender:
         flow, intent = dispatch_batch.flow, dispatch_batch.intent
         if isinstance(outcome, Refused):
             self.refusals[outcome.code] += 1
-        if isinstance(outcome, Answer):
-            receipt: Produced = outcome.message  # type: ignore[assignment]  # PRODUCE has no other answer
-            self._arrived(dispatch_batch, receipt)
-        elif isinstance(outcome, Refused) and is_receipt(outcome, dispatch_batch.data):
-            self._arrived(dispatch_batch, None)
-        else:
-            flow.came_to_grief(dispatch_batch, outcome)
-        self.detours += flow.mend(now_ns)
+        if flow.answered(dispatch_batch, outcome):
+            self.messages -= intent.messages
+            self._on_sent(intent, receipt_of(outcome))
+        if flow.must_decide:
+            self.detours += flow.mend(now_ns)
         self._sort(intent.producer_id, flow, now_ns)
-
-    def _arrived(self, dispatch_batch: DispatchBatch, receipt: Produced | None) -> None:
-        dispatch_batch.flow.arrived(dispatch_batch)
-        self.messages -= dispatch_batch.intent.messages
-        self._on_sent(dispatch_batch.intent, receipt)
 
     def _sort(self, number: int, flow: StreamSender, now_ns: int) -> None:
         """A stream is ready, held, or finished. A finished stream is forgotten."""
-        if not flow.dispatch_batches:
+        if flow.is_empty:
             del self._flows[number]
             self._ready.pop(number, None)
             if self._by_subject.get(flow.subject) is flow:

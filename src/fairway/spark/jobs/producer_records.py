@@ -35,7 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812  (so it is called everywher
 
 from fairway import batch
 from fairway.batch import Batch
-from fairway.client.spool import contents
+from fairway.client.spool import spool_directory
 from fairway.errors import FairwayError, Misuse, RemoteProtocolError
 from fairway.runtime.clock import RealClock
 from fairway.spark.jobs import findings
@@ -262,7 +262,7 @@ def _messages(options: ReconcileOptions, notes: list[str]) -> Iterator[HeldMessa
         yield from _of_outbox(database, options, notes)
     clock = RealClock()
     for directory in options.spools:
-        for kept in contents.contents(directory, clock, notes):
+        for kept in spool_directory.contents(directory, clock, notes):
             yield from _of_batch(SPOOL, kept.subject, kept.data, kept.aside, options, notes)
 
 

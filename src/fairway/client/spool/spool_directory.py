@@ -1,8 +1,11 @@
-"""Lets an operator send stuck batches of a spool again, or discard them.
+"""The tools for a spool directory: list and count what it holds, send stuck batches again, or discard them.
+
+`contents` yields every batch, for a comparison with what brokers have stored. `survey` reports each journal: its owner,
+its counts, what was set aside and what is damaged. Both change nothing, and a journal may be in use meanwhile.
 
     batch                                        operator's choice
-    set aside                                    put back under a new number, or removed
-    pinned to a broker group that was given up   put back under a new number, so that any group may take it
+    set aside                                    `retry` puts the batch back under a new number, `discard` removes it
+    pinned to a broker group that was given up   `retry_pinned` puts it back under a new number, for any group
 
 A batch that is put back becomes a new entry of its journal, which replaces the old entry. One record does both, so a
 crash leaves either the old entry or the new one. Then the old entry's file is removed: by this process, or by the next
@@ -23,21 +26,169 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from fairway import batch
-from fairway.client.spool.contents import survey
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import SpoolEntry, SpoolRecordKind, entry_of
-from fairway.client.spool.recovery import Aside, JournalSurvey, aside_name
+from fairway.client.spool.journal_files import (
+    KEPT,
+    Aside,
+    JournalSurvey,
+    SpoolEntry,
+    SpoolRecordKind,
+    aside_name,
+    entry_of,
+)
 from fairway.client.spool.spool import shared_directory_at
-from fairway.errors import FairwayError, Misuse
+from fairway.errors import FairwayError, Misuse, NoSuchFile
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import Clock
-from fairway.runtime.disk import Completion
+from fairway.runtime.disk import Completion, Disk
 from fairway.runtime.rng import Rng
 from fairway.runtime.threads import Bell
 
 if TYPE_CHECKING:
     from fairway.errors import StorageFault
     from fairway.runtime.shared_directory import SharedDirectory
+
+
+_EMPTIED_TRIES = 100  # one try for each segment that its owner removes while we read
+
+
+class SpoolContent(NamedTuple):
+    """One batch in a spool."""
+
+    subject: str
+    data: bytes
+    aside: str | None  # why the batch was set aside; None: the batch waits to be sent
+
+
+def contents(directory: str, clock: Clock, troubles: list[str]) -> Iterator[SpoolContent]:
+    """Yield every batch in the spool. A journal that cannot be read adds a sentence to `troubles`.
+
+    Raises `Misuse` if there is no spool.
+    """
+    shared_directory = _existing(directory)
+    for name in shared_directory.names():
+        disk = shared_directory.disk(name)
+        try:
+            yield from _of_journal(disk, int(name, 16), clock)
+        except FairwayError as error:
+            troubles.append(f"journal {name} of the spool {directory} cannot be read: {error}")
+        finally:
+            disk.close()
+
+
+def _existing(directory: str) -> SharedDirectory:
+    shared_directory = shared_directory_at(directory)
+    if not shared_directory.exists():
+        raise Misuse(f"there is no spool at {directory}: name the directory that fairway.connect(spool=...) names")
+    return shared_directory
+
+
+def _of_journal(disk: Disk, number: int, clock: Clock) -> Iterator[SpoolContent]:
+    done = -1  # the number of the last entry that was yielded
+    for _ in range(_EMPTIED_TRIES):
+        try:
+            journal = Journal.look(disk, number, clock)
+            for entry in _entries(journal):
+                if entry.number > done and journal.holds(entry.number):
+                    done = entry.number
+                    yield SpoolContent(entry.subject, entry.data, None)
+            for note in journal.asides():
+                _, data = journal.read_aside(f"{note.number:016x}")
+                yield SpoolContent(note.subject, data, note.reason)
+        except NoSuchFile:  # its owner has sent the segment's entries and removed the file
+            continue
+        return
+    raise FairwayError("it is emptied faster than it can be read: look again")
+
+
+def _entries(journal: Journal) -> Iterator[SpoolEntry]:
+    """Every readable entry in the journal's files, in order."""
+    walk = JournalSurvey(journal.disk, journal.number).walk()
+    return (entry_of(record.body) for _, record in walk if record.kind == SpoolRecordKind.ENTRY)
+
+
+_TRIES = 3  # a journal in use may change while we read
+
+
+class JournalReport(msgspec.Struct, frozen=True):
+    """The report on one journal."""
+
+    name: str
+    process: int | None  # the owner's process id; None: the owner is dead
+    messages: int  # not yet at the broker
+    batches: int
+    size_bytes: int
+    since_ms: int | None  # when the oldest batch was written
+    set_aside: list[Aside]
+    damaged: list[str]  # the files in `kept` of unreadable pieces, those still to be written included
+    trouble: str  # why the journal cannot be read; empty if it can
+    is_cluster: bool = False  # a cluster client wrote it, and only a cluster client drains it
+    pinned: dict[str, int] = {}  # messages that may be stored, by the broker group that would know
+
+
+class SpoolReport(msgspec.Struct, frozen=True):
+    """The report on all journals of a directory."""
+
+    directory: str
+    journals: list[JournalReport]
+
+    @property
+    def messages(self) -> int:
+        return sum(each.messages for each in self.journals)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing was set aside, damaged or unreadable."""
+        return not any(each.set_aside or each.damaged or each.trouble for each in self.journals)
+
+
+def survey(directory: str, clock: Clock) -> SpoolReport:
+    """Report on every journal of the spool. Raises `Misuse` if there is no spool."""
+    shared_directory = _existing(directory)
+    found = [_look(shared_directory, name, clock) for name in shared_directory.names()]
+    return SpoolReport(directory, [each for each in found if each is not None])
+
+
+def _look(shared_directory: SharedDirectory, name: str, clock: Clock) -> JournalReport | None:
+    """Report on one journal. None: the journal has just been removed."""
+    disk = shared_directory.disk(name)
+    owner = None
+    trouble = ""
+    try:
+        for _ in range(_TRIES):
+            owner = disk.owner()
+            try:
+                return _report(Journal.look(disk, int(name, 16), clock), owner)
+            except NoSuchFile:  # a segment was removed while we read
+                if name not in shared_directory.names():
+                    return None
+            except FairwayError as error:
+                trouble = str(error)
+        return JournalReport(name, owner, 0, 0, 0, None, [], [], trouble)
+    finally:
+        disk.close()
+
+
+def _report(journal: Journal, owner: int | None) -> JournalReport:
+    # In a journal in use, a record that is just being written looks torn. Only rot counts there.
+    fresh = [each.file for each in journal.damages if owner is None or each.kind == "rotten"]
+    kept = [f"{KEPT}/{name}" for name in journal.disk.listing(KEPT)]
+    return JournalReport(
+        journal.name,
+        owner,
+        journal.messages,
+        journal.entries,
+        journal.size_bytes,
+        None if journal.is_empty else journal.since_ms,
+        journal.asides(),
+        sorted({*fresh, *kept}),
+        "",
+        journal.is_cluster,
+        journal.pinned(),
+    )
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
 
 # Calls its argument with a completion, and returns when the completion is called. Raises the fault, if there is one.
 WaitFor: TypeAlias = Callable[[Callable[[Completion], None]], None]
@@ -97,9 +248,8 @@ class Bench:
 
     def pinned_to(self, group: str) -> list[SpoolEntry]:
         """The batches pinned to a group, in order. There are few: no more than were in flight at once."""
-        waiting, walk = self.journal.doubtful(), JournalSurvey(self.journal.disk, self.journal.number).walk()
-        entries = (entry_of(record.body) for _, record in walk if record.kind == SpoolRecordKind.ENTRY)
-        return [entry for entry in entries if waiting.get(entry.number) == group]
+        waiting = self.journal.doubtful()
+        return [entry for entry in _entries(self.journal) if waiting.get(entry.number) == group]
 
     def _put(self, number: int, subject: str, messages: int, data: bytes) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What lies in a spool and does not go on by itself: put back or thrown away, with a crash at every operation."""
+"""What lies in a spool: told batch by batch; put back or thrown away, with a crash at every operation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import TypeAlias
 
 import pytest
 
+import fairway
 from fairway import batch
-from fairway.client.spool import retry
-from fairway.client.spool.contents import survey
+from fairway.client.spool import spool_directory
 from fairway.client.spool.journal import Journal
-from fairway.client.spool.journal_record import PlacementRecord, SpoolEntry
-from fairway.client.spool.recovery import Aside, aside_name, aside_parts
-from fairway.client.spool.retry import Bench, batch_id
+from fairway.client.spool.journal_files import Aside, PlacementRecord, SpoolEntry, aside_name, aside_parts
+from fairway.client.spool.spool_directory import Bench, batch_id, contents, survey
 from fairway.errors import DiskFull, FairwayError, Misuse, StorageFault
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import RealClock
@@ -25,8 +24,12 @@ from fairway.runtime.disk import Completion
 from fairway.runtime.rng import RealRng, SeededRng
 from fairway.runtime.shared_directory import SharedDirectory
 from fairway.simulation.disk import SimulatedPowerCut
+from tests.support.ports import free_port
+from tests.unit.cli.test_spool import leave_a_name_that_no_broker_takes
+from tests.unit.client.broker import WAIT_S, Running
 from tests.unit.client.test_spool_journal import NUMBER, SEGMENT_BYTES, Stage
 
+CLOCK = RealClock()
 STREAM = 7
 OPERATIONS = 40  # more than any of these takes
 Lost: TypeAlias = Callable[["Desk"], None]
@@ -320,7 +323,7 @@ def test_batches_are_chosen_by_id_and_others_are_told(tmp_path: Path) -> None:
     first = leave(tmp_path, handed(0), handed(1), is_unknown=False)
     second = leave(tmp_path, handed(2), is_unknown=False)
     ids = [batch_id(first, 1).upper(), batch_id(second, 0), batch_id(second, 7), "nonsense"]
-    done = retry.retry(str(tmp_path), ids, RealClock(), RealRng())
+    done = spool_directory.retry(str(tmp_path), ids, RealClock(), RealRng())
     assert sorted(done.ids) == sorted([batch_id(first, 1), batch_id(second, 0)])
     assert (done.messages, done.may_repeat, done.left) == (2, 0, [])
     assert done.unknown == [batch_id(second, 7), "nonsense"]
@@ -332,20 +335,73 @@ def test_what_may_be_stored_needs_a_word(tmp_path: Path) -> None:
     leave(tmp_path, handed(0), is_unknown=False)
     leave(tmp_path, handed(1), is_unknown=True)
     with pytest.raises(Misuse, match=r"messages: 1\).* may be stored twice. Say --may-repeat"):
-        retry.retry(str(tmp_path), None, RealClock(), RealRng())
+        spool_directory.retry(str(tmp_path), None, RealClock(), RealRng())
     assert survey(str(tmp_path), RealClock()).messages == 0, "nothing was done by halves"
-    done = retry.retry(str(tmp_path), None, RealClock(), RealRng(), may_repeat=True)
+    done = spool_directory.retry(str(tmp_path), None, RealClock(), RealRng(), may_repeat=True)
     assert (done.messages, done.may_repeat) == (2, 1)
 
 
 def test_a_journal_whose_process_lives_is_left_alone_and_the_rest_is_done(tmp_path: Path) -> None:
     dead = leave(tmp_path, handed(0), is_unknown=False)
     with journal_of(tmp_path, handed(1), is_unknown=False) as living:
-        done = retry.discard(str(tmp_path), None, RealClock(), RealRng())
+        done = spool_directory.discard(str(tmp_path), None, RealClock(), RealRng())
         assert done.ids == [batch_id(dead, 0)]
         [sentence] = done.left
         assert living in sentence
         assert "is alive and has it: end that first" in sentence
     assert [each.name for each in survey(str(tmp_path), RealClock()).journals] == [living], "the other one is empty"
-    assert retry.discard(str(tmp_path), None, RealClock(), RealRng()).left == []
+    assert spool_directory.discard(str(tmp_path), None, RealClock(), RealRng()).left == []
     assert survey(str(tmp_path), RealClock()).journals == []
+
+
+# --- contents ---------------------------------------------------------------------------------------------------------
+
+
+def left(spool: Path, subject: str, count: int) -> list[str]:
+    """By a process that ends while its broker is away; the ids that it was told."""
+    nobody = f"fairway://127.0.0.1:{free_port()}"
+    with fairway.connect(nobody, spool=fairway.SpoolOptions(str(spool), after_ms=10)) as client:
+        return [str(client.send(subject, b"%d" % number).result(WAIT_S).id) for number in range(count)]
+
+
+def ids(spool: Path) -> list[str]:
+    return [str(each) for kept in contents(str(spool), CLOCK, []) for each in batch.decode(kept.data).ids()]
+
+
+def test_what_waits_is_told_with_its_ids_and_what_was_sent_is_not(broker: Running, tmp_path: Path) -> None:
+    told = left(tmp_path, "contents", 5)
+    assert ids(tmp_path) == told
+    assert ids(tmp_path) == told, "nothing was changed"
+    with fairway.connect(broker.url, spool=fairway.SpoolOptions(str(tmp_path), adopt_ms=10)) as client:
+        assert client.wait_drained(WAIT_S)
+    assert ids(tmp_path) == []
+    again = left(tmp_path, "contents", 2)
+    assert ids(tmp_path) == again
+
+
+def test_what_was_set_aside_says_why(broker: Running, tmp_path: Path) -> None:
+    leave_a_name_that_no_broker_takes(tmp_path)
+    with fairway.connect(broker.url, spool=fairway.SpoolOptions(str(tmp_path), adopt_ms=10)) as client:
+        assert client.wait_drained(WAIT_S)
+    (kept,) = contents(str(tmp_path), CLOCK, [])
+    assert kept.subject == "no such name!"
+    assert "BAD_NAME" in (kept.aside or "")
+
+
+def test_a_journal_that_cannot_be_read_is_named_and_the_others_are_told(tmp_path: Path) -> None:
+    told = left(tmp_path, "contents", 1)
+    (whole,) = (each for each in tmp_path.iterdir() if each.is_dir())
+    broken = tmp_path / "00000000000000ff"
+    (broken / "aside").mkdir(parents=True)
+    (broken / "aside" / "0000000000000000").write_bytes(b"\x05\x00\x00\x00nonsense")
+    troubles: list[str] = []
+    found = list(contents(str(tmp_path), CLOCK, troubles))
+    assert [str(batch.decode(each.data).id(0)) for each in found] == told
+    assert whole.is_dir()
+    (trouble,) = troubles
+    assert "journal 00000000000000ff" in trouble
+
+
+def test_no_spool_is_usage(tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match="there is no spool at"):
+        list(contents(str(tmp_path / "nowhere"), CLOCK, []))

@@ -5,10 +5,9 @@
     copy_lifecycle  the life of a copy: registers, sees who leads, follows or leads itself
     copies          a copy as its server sees it: options, what it may answer now, metrics
     leader          the master's side: what each replica has synced, what is committed, the in-sync set
-    peer            one replica, as its master sees it; answers about the master's logs
+    peers           the replicas as their master sees them; answers about its logs; repair of damaged logs
     follower        the replica's side: finds where two histories part, then takes records and confirms them
     connection      the replica's connection to its master
-    repairs         repair of the master's damaged logs from a copy in sync; counters of a copy
 
 A record travels like this. The master appends and syncs the record, and `leader` sends it as the answer to a REPLICATE
 of each replica. `follower` appends it to the replica's log, and confirms it with the next REPLICATE once it is synced.

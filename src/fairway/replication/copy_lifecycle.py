@@ -46,13 +46,13 @@ from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Fac
 from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
 from fairway.replication.leader import Leader
 from fairway.replication.leadership import EpochPromise, GroupNode, living
+from fairway.replication.peers import NS_PER_MS
 from fairway.replication.registration import CopyRegistration
 from fairway.runtime.disk import Disk
 from fairway.storage import reset_replica, truncation
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import Finding
 
-NS_PER_MS = 1_000_000
 _CLOSE_S = 2.0  # for a registry to end a session
 
 

@@ -43,9 +43,9 @@ from fairway.protocol.replication_messages import (
     Want,
 )
 from fairway.protocol.replication_messages import Follow as FollowMaster
-from fairway.replication.connection import OnResponse, ReplicaConnection
+from fairway.replication.connection import ReplicaConnection
 from fairway.replication.leadership import EpochPromise, FollowDecision
-from fairway.replication.peer import has
+from fairway.replication.peers import LOGS, has
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import settles
 from fairway.runtime.net import Net
@@ -57,15 +57,9 @@ from fairway.storage.store import Store
 BYTES_MAX = limits.MIB  # in one GIVE, unless a record is larger
 
 
-class MasterConnection(Protocol):
-    """The connection to the master."""
-
-    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None: ...
-
-
-def give(store: Store, way: MasterConnection, epoch: int, want: Want) -> None:
-    """Send the wanted bytes, or say why this copy does not have them. The loop waits for the read: the master has lost
-    these bytes, and that is rare."""
+def give(store: Store, epoch: int, want: Want) -> tuple[Give, list[Bytes]]:
+    """The wanted bytes, or why this copy does not have them. The loop waits for the read: the master has lost these
+    bytes, and that is rare."""
     if want.log not in (MESSAGES, ACTIONS):
         raise RemoteProtocolError(f"the master wants something of log {want.log}: there are two, 0 and 1")
     directory_id = store.identity.directory_id
@@ -74,8 +68,8 @@ def give(store: Store, way: MasterConnection, epoch: int, want: Want) -> None:
         sentence = "" if chunk is not None else "this copy does not reach so far"
     except Damaged as damaged:
         chunk, sentence = None, str(damaged)
-    attached = [] if chunk is None else [stretch(chunk.data)]
-    way.send(Give(epoch, directory_id, want.log, want.position, sentence), _ignore_message, attached)
+    attached: list[Bytes] = [] if chunk is None else [stretch(chunk.data)]
+    return Give(epoch, directory_id, want.log, want.position, sentence), attached
 
 
 def _ignore_message(_message: ControlMessage, _attachments: Sequence[Bytes]) -> None:
@@ -83,7 +77,6 @@ def _ignore_message(_message: ControlMessage, _attachments: Sequence[Bytes]) -> 
 
 
 _COMPARED_AT_ONCE = 64
-LOGS = (MESSAGES, ACTIONS)
 
 
 class Diverged(FairwayError):
@@ -418,7 +411,8 @@ class Follower:
             self._first_bases = first_bases
             self._store.retain_from(*first_bases)
         for want in message.wanted:
-            give(self._store, wire, self._epoch, want)
+            given, attached = give(self._store, self._epoch, want)
+            wire.send(given, _ignore_message, attached)
         self._on_committed()
 
     def _synced(self) -> None:

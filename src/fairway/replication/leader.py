@@ -32,8 +32,6 @@ from fairway.errors import Code, Refused, StorageFault
 from fairway.protocol import Bytes
 from fairway.protocol.frames import stretch, stretched
 from fairway.protocol.replication_messages import (
-    ACTIONS,
-    MESSAGES,
     Chunk,
     Compare,
     Follow,
@@ -48,18 +46,16 @@ from fairway.protocol.replication_messages import (
 )
 from fairway.registry.layout import GroupRecord, RegisteredCopy, hex_id
 from fairway.registry.port import Registry, RegistryError
-from fairway.replication import peer as peers
+from fairway.replication import peers
 from fairway.replication.leadership import GroupNode, with_member
-from fairway.replication.peer import NS_PER_MS, NS_PER_S, Credit, Peer, ReplicaQuestion, has
+from fairway.replication.peers import NS_PER_MS, NS_PER_S, Credit, Peer, Repairs, ReplicaQuestion, ReplicationCounters
 from fairway.replication.registration import RegisteredCopies
-from fairway.replication.repairs import Repairs, ReplicationCounters
 from fairway.runtime.clock import Clock
 from fairway.storage import log_copies
 from fairway.storage.log import Damaged
 from fairway.storage.store import Store
 
 QUESTIONS = (Follow, Compare, Replicate, Mend, Give)  # a union written where it is needed costs 1 µs
-LOGS = (MESSAGES, ACTIONS)
 _RETRY_AFTER_MS = 500  # for produce below min_in_sync: a replica takes about so long to come back
 _UNKNOWN = Refused(Code.FENCED, "this replica is not known here, or under another epoch: follow again")
 
@@ -247,7 +243,7 @@ class Leader:
         peer = self.peers[directory] = Peer(directory, request.session, self._clock.monotonic_ns(), verifier)
         if before is not None:
             peer.caught_up_ns = before.caught_up_ns
-        return Followed(self.epoch, [peers.extent(self._store, log) for log in LOGS])
+        return Followed(self.epoch, [peers.extent(self._store, log) for log in peers.LOGS])
 
     def _check_registered(self, directory: str, verifier: bytes) -> None:
         """Accept only copies of the group: registered copies, and known copies that the registry does not show now.
@@ -305,7 +301,7 @@ class Leader:
         ends, own_ends = _pair(message.ends), self._store.ends()
         if message.starts:
             peer.begin(list(_pair(message.starts)))
-        if not has(own_ends, ends) or not has((peer.cursor[0], peer.cursor[1]), ends):
+        if not peers.has(own_ends, ends) or not peers.has((peer.cursor[0], peer.cursor[1]), ends):
             raise Refused(Code.BAD_REQUEST, f"a replica has synced {ends}, and was sent {peer.cursor}: follow again")
         peer.heard(ends, own_ends, now_ns)
         wait_ms = min(message.wait_ms, self.options.wait_ms_max)
@@ -393,7 +389,7 @@ class Leader:
             return chunks, attachments
         room = self.options.chunk_bytes_max
         ends = self._store.ends()
-        for log in LOGS:
+        for log in peers.LOGS:
             while room > 0 and peer.cursor[log] < ends[log]:
                 found = self._read(peer, log, room)
                 if found is None:  # a fetch is under way, and what follows waits; or the peer is dismissed
@@ -506,7 +502,9 @@ class Leader:
         return kept
 
     def _has_caught_up(self, peer: Peer) -> bool:
-        return peer.is_connected and peer.confirmed is not None and has(peer.confirmed, self._store.committed_ends())
+        return (
+            peer.is_connected and peer.confirmed is not None and peers.has(peer.confirmed, self._store.committed_ends())
+        )
 
     def _is_registered(self, peer: Peer, now_ns: int) -> bool:
         """Whether the copy is registered; only such a copy counts. If not, looks again: the copy may have come back."""
@@ -570,8 +568,8 @@ class Leader:
         """Ask for the next span. After a repair of actions, once no other repair is possible, open the directory again:
         the groups are rebuilt from the actions."""
         now_ns = self._clock.monotonic_ns()
-        peers = [self.peers[each] for each in self._others() if each in self.peers and self.peers[each].is_connected]
-        chosen = self.repairs.choose(peers, now_ns)
+        others = [self.peers[each] for each in self._others() if each in self.peers]
+        chosen = self.repairs.choose([each for each in others if each.is_connected], now_ns)
         if chosen is not None:
             peer, span = chosen
             peer.wanted = Want(span.log, span.start, span.end - span.start)
@@ -590,7 +588,7 @@ class Leader:
 
 
 def _pair(ends: list[int]) -> tuple[int, int]:
-    if len(ends) != len(LOGS):
+    if len(ends) != len(peers.LOGS):
         raise Refused(Code.BAD_REQUEST, f"{len(ends)} ends: there are two logs")
     return ends[0], ends[1]
 

@@ -16,7 +16,7 @@ from fairway.errors import Code, Refused
 from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.replication_messages import Fetched, TakeSnapshot
 from fairway.replication.connection import ResponseFuture
-from fairway.replication.peer import ReplicaQuestion
+from fairway.replication.peers import ReplicaQuestion
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimDisk
 from fairway.storage import directory

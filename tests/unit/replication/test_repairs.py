@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,13 +10,10 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import Code, Refused, StorageFault
-from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretched
 from fairway.protocol.replication_messages import Give, Want
 from fairway.replication import follower
-from fairway.replication.connection import OnResponse
-from fairway.replication.peer import NS_PER_MS, Peer
-from fairway.replication.repairs import Repairs, ReplicationCounters
+from fairway.replication.peers import NS_PER_MS, Peer, Repairs, ReplicationCounters
 from fairway.runtime.clock import RealClock
 from fairway.runtime.real_disk import RealDisk
 from fairway.runtime.rng import SeededRng
@@ -30,17 +26,6 @@ from tests.unit.storage.helpers import FIRST_ACTIONS, FIRST_MESSAGES, ORDERS, SM
 
 ANSWER_MS, AGAIN_MS = 2_000, 60_000
 COPY = "copy"
-
-
-class Brought:
-    """What a copy has said on its connection."""
-
-    def __init__(self) -> None:
-        self.gives: list[tuple[Give, bytes]] = []
-
-    def send(self, message: ControlMessage, told: OnResponse, attachments: Sequence[Bytes] = ()) -> None:
-        assert isinstance(message, Give)
-        self.gives.append((message, stretched(attachments[0]) if attachments else b""))
 
 
 class Connection:
@@ -67,10 +52,8 @@ class Scene:
         return Want(span.log, span.start, span.end - span.start)
 
     def bring(self, want: Want) -> int:
-        brought = Brought()
-        follower.give(self.copy, brought, 1, want)
-        [(give, data)] = brought.gives
-        return self.repairs.take(COPY, give, data, self.now_ns)
+        give, attached = follower.give(self.copy, 1, want)
+        return self.repairs.take(COPY, give, stretched(attached[0]) if attached else b"", self.now_ns)
 
     def repair_with(self, want: Want | None) -> None:
         """That one, and what is left."""

@@ -37,7 +37,7 @@ from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretch, stretched
 from fairway.protocol.replication_messages import Fetch, Fetched, Snapshot, SnapshotFile, TakeSnapshot
 from fairway.replication.connection import RequestChannel, ResponseFuture
-from fairway.replication.peer import NS_PER_MS, NS_PER_S, Connected, ReplicaQuestion
+from fairway.replication.peers import NS_PER_MS, NS_PER_S, Connected, ReplicaQuestion
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk, File, Part, settles
 from fairway.storage import action_log, message_log, segment

@@ -26,7 +26,7 @@ import msgspec
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.delay.dispatch.dispatcher import Intent
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.limits import KIB, MIB

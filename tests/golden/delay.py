@@ -18,7 +18,7 @@ from fairway.batch import MessageId
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.names import Subject
 from fairway.storage.store import StoreOptions
 from fairway.runtime.clock import Clock, ManualClock
@@ -103,11 +103,11 @@ class Author:
         self._wait()  # intended, and nobody learns whether it was sent
 
 
-def content(engine: Engine, intents: list[Intent]) -> dict[str, Any]:
+async def content(engine: Engine, intents: list[Intent]) -> dict[str, Any]:
     """What version 1 means, as JSON."""
-    pending = engine.pending().list(engine.filter(), limit=100)
+    pending = await engine.page(engine.filter())
     return {
-        "pending": [[str(each.id), each.subject_id, each.key, each.due_ms] for each in pending],
+        "pending": [[str(each.id), each.subject_id, each.key, each.due_ms] for each in pending.messages],
         "intents": [[each.number, each.target, each.subject, each.data.hex()] for each in intents],
         "buckets": [[each.number, each.span.grain, each.span.start_ms, each.span.end_ms] for each in engine.log],
     }
@@ -133,7 +133,7 @@ def write(folder: Path = KEYED_FOLDER, expected: Path = KEYED_EXPECTED) -> bool:
         for _ in range(10):
             intents += engine.on_time()
             world.run(asyncio.sleep(0.1))
-        held = content(engine, intents)
+        held = world.run(content(engine, intents))
     expected.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
     return True
 

@@ -55,7 +55,7 @@ async def _content(root: Path, *, is_keyed: bool = False) -> dict[str, Any]:
         secrets = [len(each.secret) for each in intents]
         assert secrets == [16 if is_keyed else 0] * len(intents)
         assert intents, "one was made, and nobody knows whether it was sent"
-        return content(engine, intents)
+        return await content(engine, intents)
     finally:
         await engine.close()
 

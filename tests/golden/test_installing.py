@@ -6,7 +6,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from fairway.delay.replica.install import MOVE_IN, InstallPlan, pack, unpack
+from fairway.delay.install import MOVE_IN, InstallPlan, pack, unpack
 from fairway.storage.directory import DirectoryIdentity
 
 FILE = Path(__file__).parent / "installing-v1.bin"

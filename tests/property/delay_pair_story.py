@@ -210,4 +210,4 @@ class PairStory(Modelled):
         self._check_all()
         for side in (pair.master, pair.copy):
             check_empty(side.engine, side.files)
-            assert side.engine.rows.count(RowState.FREE) == side.engine.rows.end
+            assert len(side.engine.rows.in_state(RowState.FREE)) == side.engine.rows.end

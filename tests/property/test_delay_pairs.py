@@ -14,12 +14,12 @@ from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.maintenance import DelayMaintenance
 from fairway.delay.recovery import Recovery
-from fairway.delay.replica.replica_state import DelayReplica
+from fairway.delay.replica import DelayReplica
 from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import FairwayError
 from fairway.storage.record import Record
 from tests.property.delay_pair_story import PairStory
-from tests.unit.delay.test_replica_state import cancel_alone, change_masters, follow_without_room
+from tests.unit.delay.test_replica import cancel_alone, change_masters, follow_without_room
 
 SEEDS = 60
 

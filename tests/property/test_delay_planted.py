@@ -10,15 +10,15 @@ import pytest
 from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
 from fairway.delay.dispatch.log import EventKind
 from fairway.delay.engine import Engine
-from fairway.delay.maintenance import Memory, _ForgottenLot
+from fairway.delay.maintenance import BucketSplit, Memory, _ForgottenLot
 from fairway.delay.pending_messages import PendingMessages
+from fairway.delay.recovery import Loader
 from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.bucket_file import BucketFile, Catalogue
-from fairway.delay.schedule.loader import Loader
 from fairway.delay.schedule.log import ScheduleLog
 from fairway.delay.schedule.manifest import TimeRange
-from fairway.delay.schedule.split import BucketSplit
-from fairway.delay.schedule.wheel import DueTimes, RowNumbers
+from fairway.delay.schedule.pending_rows import RowNumbers
+from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import FairwayError
 from fairway.runtime.clock import Timekeeper
 from tests.property.delay_story import Story

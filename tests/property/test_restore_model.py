@@ -20,8 +20,7 @@ from fairway.batch import MessageId
 from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
 from fairway.delay.dispatch.log import DispatchStream
 from fairway.delay.dispatch.sender import TargetSender
-from fairway.delay.engine import Engine
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions, Engine
 from fairway.errors import Code, FairwayError, Refused
 from fairway.names import Subject
 from fairway.protocol import resend

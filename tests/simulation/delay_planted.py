@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import Engine
 from fairway.delay.recovery import Recovery
-from fairway.delay.replica.replica_state import DelayReplica
-from fairway.delay.replica.snapshot import OpenSnapshot
+from fairway.delay.replica import DelayReplica
 from fairway.delay.schedule import bucket_file, manifest
+from fairway.delay.snapshot import OpenSnapshot
 from fairway.runtime.disk import Disk
 from tests.simulation.broker_truth import Promise
 from tests.simulation.planted import swapped

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.options import DelayOptions
-from fairway.delay.replica.copy import DelayCopy
-from fairway.delay.server import ServerOptions
+from fairway.delay.engine import DelayOptions
+from fairway.delay.server import DelayCopy, ServerOptions
 from fairway.limits import KIB
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.route_messages import Govern, Governed, RouteChange

@@ -283,7 +283,7 @@ def test_probes_are_answered_while_the_directory_of_a_copy_is_closed() -> None:
         assert deposed.member is not None
         assert deposed.jobs is not None
         assert chosen is not None
-        pages = deposed.member.pages
+        pages = deposed.member.probes.pages
         assert "fairway_store_is_open 1" in pages["/metrics"]().text
         assert pages["/readyz"]().status == 200
         deposed.jobs.late_s = 300.0

@@ -27,7 +27,7 @@ from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Fac
 from fairway.replication.copy_lifecycle import CopyLifecycle
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk
-from fairway.serving.http import Pages, ProbePages
+from fairway.serving.http import ProbePages
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 
@@ -150,11 +150,9 @@ class BrokerCopy(CopyLifecycle[Broker]):
         if options.store.durability is Durability.MEMORY:
             raise Misuse("durability `memory` is for a broker without replicas: leave it out, or leave out the group")
         face = Face(options.host, options.port, options.http_port, options.connection.name)
-        super().__init__(world, membership, face, CopyStatus(membership.group, _READS))
-        self._options = replace(
-            options, http_port=None
-        )  # the copy answers probes itself, whatever becomes of its server
-        self._probes = ProbePages(world.net, lambda: self.copy_status.why)
+        copy_status = CopyStatus(membership.group, _READS)
+        super().__init__(world, membership, face, copy_status, ProbePages(world.net, lambda: copy_status.why))
+        self._options = replace(options, http_port=None)  # the copy answers probes, also while it has no server
         self._switches = GroupSwitches(world.registry, world.clock, self._wake_switched)
         self._measured: tuple[int, int, int] = (0, 0, 0)  # when, and the counts at that time
 
@@ -166,30 +164,12 @@ class BrokerCopy(CopyLifecycle[Broker]):
         return member
 
     async def begin(self) -> None:
-        http_port = await self._probes.listen(self.face.host, self.face.http_port)
-        self.face = replace(self.face, http_port=http_port)
-        try:
-            await super().begin()
-        except BaseException:  # also when the task is cancelled
-            self._probes.close()
-            raise
+        await super().begin()
         self._begin("switches", self._switches.run())
 
     async def stop(self) -> None:
         self._cancel("switches")
-        try:
-            await super().stop()
-        finally:
-            self._probes.close()
-
-    @property
-    def pages(self) -> Pages:
-        """The pages for probes, whatever becomes of the data directory."""
-        return self._probes.pages
-
-    def _let_go(self) -> None:
-        super()._let_go()
-        self._probes.closed()
+        await super().stop()
 
     @property
     def broker(self) -> Broker | None:
@@ -199,11 +179,9 @@ class BrokerCopy(CopyLifecycle[Broker]):
     async def _serve(self, disk: Disk, adopt: DirectoryIdentity | None) -> Broker:
         world = BrokerWorld(self._world.clock, disk, self._world.net, self._world.rng, self._world.pool)
         options = replace(self._options, port=self.face.port)
-        broker = await Broker.follow(
+        return await Broker.follow(
             world, options, self.copy_status, adopt, jobs=self._world.jobs, is_off=self._switches.is_off
         )
-        self._probes.opened(broker.pages)
-        return broker
 
     def _wake_switched(self, subject: Subject) -> None:
         if self.server is not None:

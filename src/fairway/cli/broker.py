@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from fairway.broker.server import Broker, BrokerOptions
-    from fairway.delay.options import DelayOptions
+    from fairway.delay.engine import DelayOptions
     from fairway.delay.service import Delay, DelayWorld
     from fairway.runtime.disk import Disk
     from fairway.runtime.net import Net, RealNet
@@ -239,7 +239,7 @@ def connections_max() -> int:
 
 def delay_options(options: CliOptions, memory: MemoryPlan) -> DelayOptions:
     """The settings as options of a delay server."""
-    from fairway.delay.options import DelayOptions
+    from fairway.delay.engine import DelayOptions
     from fairway.storage.store import StoreOptions
 
     default: StoreOptions = DelayOptions().store

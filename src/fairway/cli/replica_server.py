@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from fairway.broker.broker_copy import BrokerCopy
     from fairway.broker.server import BrokerOptions
-    from fairway.delay.replica.copy import DelayCopy
-    from fairway.delay.server import ServerOptions
+    from fairway.delay.server import DelayCopy, ServerOptions
     from fairway.protocol import ConnectionOptions
     from fairway.replication.copies import CopyOptions, CopyRuntime
     from fairway.replication.copy_lifecycle import CopyLifecycle
@@ -48,7 +47,7 @@ async def serve(data: Path, options: CliOptions, broker: BrokerOptions) -> None:
 async def serve_delay(data: Path, options: CliOptions, server: ServerOptions) -> None:
     """The same for a delay server. If the logs have their own directory, that directory identifies the copy."""
     from fairway.cli.broker import open_disk
-    from fairway.delay.replica.copy import DelayCopy
+    from fairway.delay.server import DelayCopy
     from fairway.lookup.registries import META, parse_meta
 
     membership = member_options(options)

@@ -7,7 +7,7 @@ returns it for sending. `sent` notes the broker's receipt.
 
 The owner calls `on_time` after `wait_ms`, and sooner on `on_ready`, a target's return, or a `sent`.
 
-One copy of several follows (`follows`) until `lead`. It makes the same state from its master's logs as a start would
+One copy of several follows until `lead`. It makes the same state from its master's logs as a start would
 (`DelayReplica`), sends nothing and answers nobody. A master with replicas gives out an intent only when its in-sync set
 has the intent. So the next master knows of everything that was sent, and a deposed master can send nothing new.
 """
@@ -16,45 +16,75 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch, limits
+from fairway.delay import install
 from fairway.delay.dispatch.dispatcher import Dispatcher, Homes, Intent, Redirected, RouteLookup
 from fairway.delay.dispatch.log import DispatchEvent, DispatchLog
 from fairway.delay.maintenance import DelayMaintenance, Memory
-from fairway.delay.options import DelayOptions
-from fairway.delay.pending_messages import Browser, PendingMessages
-from fairway.delay.pending_queries import NOT_MASTER, PendingQueries
+from fairway.delay.pending_messages import NOT_MASTER, Browser, PendingMessages, PendingQueries
 from fairway.delay.recovery import Recovery
-from fairway.delay.replica import install
-from fairway.delay.replica.replica_state import DelayReplica
+from fairway.delay.replica import DelayReplica
 from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.batch_arrays import BatchArrays
 from fairway.delay.schedule.bucket_file import BucketFile
-from fairway.delay.schedule.loader import Sweeper
 from fairway.delay.schedule.log import BucketRecordCache, ScheduleLog
 from fairway.delay.schedule.manifest import check_horizon
-from fairway.delay.schedule.pending_rows import DecisionIndex, RowLocation, Rows, RowState
+from fairway.delay.schedule.pending_rows import RowLocation, RowNumbers, Rows, RowState
 from fairway.delay.schedule.repair import BucketRepair
-from fairway.delay.schedule.wheel import TICK_MS, DueTimes, RowNumbers, Wheel
+from fairway.delay.schedule.wheel import TICK_MS, DueTimes, Sweeper, Wheel
 from fairway.errors import Code, FairwayError, Misuse, Refused, StorageFault, WrongDirectory
 from fairway.names import Subject
 from fairway.runtime.clock import Clock, Timekeeper
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import Rng
+from fairway.storage import retention
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Defer
 from fairway.storage.log import Damaged
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.open_store import RecoveredStore, recover
 from fairway.storage.record import RecordKind
-from fairway.storage.store import Store
+from fairway.storage.store import Store, StoreOptions
 
 _AHEAD_MS = 2_000  # bucket records are opened this long before their messages are due
 _STIRRED_MS = 20  # between two turns of a replica while its master writes
+
+
+def _store_options() -> StoreOptions:
+    """Defaults for the store. Messages in buckets may leave the message log; `owed_from` names the first that is not in
+    one. Part of both logs is kept for `DelayHistory`."""
+    return StoreOptions(
+        segment_bytes=limits.DELAY_SEGMENT_BYTES,
+        retention=retention.Policy(bytes_max=limits.DELAY_HISTORY_BYTES),
+        keeps_actions=False,
+        actions_kept_bytes=limits.DELAY_HISTORY_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DelayOptions:
+    """Bounds of one delay server, and the options of its logs."""
+
+    horizon_ms: int = limits.DELAY_HORIZON_MS
+    pending_max: int = limits.DELAY_PENDING_MAX
+    messages_per_step: int = limits.DELAY_STEP_MESSAGES
+    hold_ms: int = 1_000  # how long small parts wait to enter their bucket together; the message log has them
+    remembered_max: int = limits.DELAY_REMEMBERED_MAX
+    catalogue_messages: int = 8_192  # in one catalogue of a bucket: 330 KB
+    housekeeping_ms: int | None = None  # between two rounds of maintenance, at most an hour; None: a minute
+    has_heartbeat: bool = True  # on connections to brokers; False for an in-memory net, which reports their end
+    store: StoreOptions = field(default_factory=_store_options)
+
+    @property
+    def rows_max(self) -> int:
+        """Messages with a row in memory: pending ones, and finished ones that are still remembered."""
+        return self.pending_max + self.remembered_max
 
 
 class RecoveredLogs(NamedTuple):
@@ -88,19 +118,20 @@ class Engine(PendingQueries):
         schedule_disk: Disk | None = None,
         options: DelayOptions | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        on_fault: Callable[[StorageFault], None] = lambda _: None,
         homes: Homes | None = None,
-        follows: bool = False,
-        adopt: DirectoryIdentity | None = None,
         recovered: RecoveredLogs | None = None,
     ) -> None:
-        """Recover what is on disk. With a `schedule_disk`, the message log has `disk` for itself. One copy of several
-        `follows` until `lead`. `adopt`: the identity for a directory that has none yet. `recovered`: the logs, if the
-        caller has recovered them already."""
-        logs = recovered or recover_logs(disk, schedule_disk, rng, adopt)
-        self.is_passive = follows
+        """Recover what is on disk. With a `schedule_disk`, the message log has `disk` for itself. `on_fault`: the disk
+        has failed, and requests get no answers. `recovered`: the logs of one copy of several, which follows until
+        `lead`."""
+        logs = recovered or recover_logs(disk, schedule_disk, rng)
+        self.is_passive = follows = recovered is not None
         self._is_abandoned = False
         self._options = options or DelayOptions()
+        self._horizon_ms = self._options.horizon_ms
         self._on_ready = on_ready
+        self._on_fault = on_fault
         self._time = Timekeeper(clock)
         self.damaged: list[Damaged] = []  # bucket records that could not be read
         self.rows = Rows()
@@ -109,20 +140,10 @@ class Engine(PendingQueries):
         self._ready: list[Intent] = []
         self._prepared_ms = 0
         self._is_stirred = False  # the replica has a turn scheduled: on_committed need not call on_ready
-        self.scheduled_total = 0  # messages since the start; so are the other totals
-        self.store = Store.open(
-            disk,
-            clock,
-            rng,
-            defer=defer,
-            options=self._options.store,
-            action_view=self._journal,
-            follows=follows,
-            opened=logs.opened,
-        )
+        self.scheduled_total = 0  # messages, since the start
+        self.store = self._open_store(disk, clock, rng, defer, logs)
         self.store.keeps_from = lambda: min(self._appender.moved_end, self.repairs.needed_from)
-        self.on_fault: Callable[[StorageFault], None] = lambda _: None  # the disk has failed: requests get no answers
-        self._journal.write = self._write
+        self._journal.open(self._write)
         try:
             self._check_history()
             if schedule_disk is not None:
@@ -130,14 +151,24 @@ class Engine(PendingQueries):
                 schedule_disk.watch(self._poison)
             self._sweeper = Sweeper(self.rows, self.wheel, None if follows else self._time.now_ms())
             self.log = self._schedule_log(schedule_disk or disk, clock, rng, defer)
-            self.repairs = BucketRepair(self.store.messages, self.rows, self._decision_index, self._lost)
-            self._record_cache = self._new_record_cache()
+            self.repairs = BucketRepair(
+                self.store.messages, self.rows, lambda: self._recovery.decision_index, self._lost
+            )
+            self._record_cache = BucketRecordCache(
+                self.log.files,
+                self.repairs,
+                on_damage=self.damaged.append,
+                on_fault=self._poison,
+                on_arrival=on_ready,
+            )
             self._appender = self._new_appender(defer)
             self._memory = Memory(
                 self.rows, self.log, self._journal, lambda: self._appender.taken_end, self._options.remembered_max
             )
             self._dispatcher = self._new_dispatcher(rng, route, homes)
-            self._pending = self._new_pending()
+            self._pending = PendingMessages(
+                self.rows, self._journal, take_off=self._take_off, put_on=self._home, on_done=self._done
+            )
             self._browser = Browser(self.rows, self._obtain)
             self._recovery = self._recover()
             self._following = self._new_following() if follows else None
@@ -147,8 +178,17 @@ class Engine(PendingQueries):
             self.store.poison(StorageFault("the delay server did not start"))  # else it commits to a closed disk
             raise
 
-    def _decision_index(self) -> DecisionIndex:
-        return self._recovery.decision_index
+    def _open_store(self, disk: Disk, clock: Clock, rng: Rng, defer: Defer, logs: RecoveredLogs) -> Store:
+        return Store.open(
+            disk,
+            clock,
+            rng,
+            defer=defer,
+            options=self._options.store,
+            action_view=logs.journal,
+            follows=self.is_passive,
+            opened=logs.opened,
+        )
 
     def _schedule_log(self, disk: Disk, clock: Clock, rng: Rng, defer: Defer) -> ScheduleLog:
         return ScheduleLog(
@@ -168,12 +208,6 @@ class Engine(PendingQueries):
 
     def _listed(self, file: BucketFile) -> None:
         self._appender.listed(file)
-
-    def _new_record_cache(self) -> BucketRecordCache:
-        lost = self.damaged.append
-        return BucketRecordCache(
-            self.log.files, self.repairs, on_damage=lost, on_fault=self._poison, on_arrival=self._on_ready
-        )
 
     def _new_appender(self, defer: Defer) -> ScheduleAppender:
         return ScheduleAppender(
@@ -199,16 +233,6 @@ class Engine(PendingQueries):
             on_intent=self._intended,
             on_done=self._done,
             homes=homes,
-        )
-
-    def _new_pending(self) -> PendingMessages:
-        return PendingMessages(
-            self.rows,
-            self._journal,
-            open_at=self._open_at,
-            take_off=self._take_off,
-            put_on=self._home,
-            on_done=self._done,
         )
 
     def _new_housekeeper(self) -> DelayMaintenance:
@@ -292,39 +316,6 @@ class Engine(PendingQueries):
     # --- for operators -----------------------------------------------------------------------------------------------
 
     @property
-    def messages_pending(self) -> int:
-        """Messages scheduled and neither sent nor cancelled. A quota counts these."""
-        return self.rows.pending
-
-    @property
-    def dispatched_total(self) -> int:
-        """Messages that a broker has stored."""
-        return self._dispatcher.dispatched
-
-    @property
-    def cancelled_total(self) -> int:
-        return self._pending.cancelled
-
-    @property
-    def rescheduled_total(self) -> int:
-        return self._pending.rescheduled
-
-    @property
-    def buckets(self) -> int:
-        """How many bucket files the schedule log has."""
-        return len(self.log.files)
-
-    @property
-    def index_bytes(self) -> int:
-        """Memory of the index rows."""
-        return self.rows.bytes
-
-    @property
-    def opened_bytes(self) -> int:
-        """Memory of contents: open bucket records, and messages not in their buckets yet."""
-        return self._record_cache.bytes + self._appender.unmoved_bytes
-
-    @property
     def fault(self) -> StorageFault | None:
         return self.store.fault
 
@@ -364,7 +355,7 @@ class Engine(PendingQueries):
         header = batch.check(data)
         due = batch.due_times_ms(data, header)
         if due is not None:
-            check_horizon(max(due), self._time.now_ms(), self._options.horizon_ms)
+            check_horizon(max(due), self._time.now_ms(), self._horizon_ms)
         if self.rows.pending + header.count > self._options.pending_max:
             raise Refused(
                 Code.BUSY, f"{self._options.pending_max:,} messages are pending, and there is room for no more"
@@ -561,12 +552,6 @@ class Engine(PendingQueries):
         opened = await self._record_cache.obtain((place.file, place.position))
         return None if opened is None else opened.sheet
 
-    def _open_at(self, place: RowLocation) -> BatchArrays | None:
-        if place.file == 0:
-            return self._appender.young_at(place.position)
-        opened = self._record_cache.read((place.file, place.position))
-        return None if opened is None else opened.sheet
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -595,4 +580,4 @@ class Engine(PendingQueries):
         """The store has failed: stop the buckets, too, and tell the owner, so that nobody waits in vain."""
         self.log.poison(fault)
         self._appender.abandon()
-        self.on_fault(fault)
+        self._on_fault(fault)

@@ -24,9 +24,10 @@ from fairway.names import Subject
 from fairway.protocol.delay_messages import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
 from fairway.storage import log as logs
-from fairway.storage import record
+from fairway.storage import log_copies
 from fairway.storage.log import Damaged, Log
-from fairway.storage.record import BadRecord, Record, RecordKind
+from fairway.storage.log_copies import SegmentChunk
+from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES as SEGMENT_HEADER_BYTES
 from fairway.storage.segment import Segment
 from fairway.storage.store import Store
@@ -134,61 +135,32 @@ async def _records(log: Log, position: int, end: int) -> AsyncIterator[Record]:
         found = _segment(log, position)
         if found is None:
             return
-        at = max(position, found.base + SEGMENT_HEADER_BYTES)
-        until = min(found.end, log.committed_end)
-        position = found.end
-        size = _READ_BYTES
-        while at < min(until, end):
-            asked = min(size, until - at)
-            data = await _fetched(log, at, asked)
-            offset, size = 0, _READ_BYTES
-            while offset + record.HEADER_BYTES <= len(data):
-                header = _header(log, data, offset, at + offset)
-                whole = record.HEADER_BYTES + header.body_bytes
-                if offset + whole > len(data):
-                    size = max(whole, _READ_BYTES)  # so that the next read holds the whole record
-                    break
-                if header.position >= end:
+        at, position = max(position, found.base + SEGMENT_HEADER_BYTES), found.end
+        until = min(found.end, end)
+        while at < until:
+            data, begin = await _fetched(log, at), at
+            while at - begin < len(data):
+                told = log.parse(data, at - begin, at)
+                if told.header.position >= end:
                     return
-                yield _record(header, data[offset + record.HEADER_BYTES : offset + whole])
-                offset += whole
-            if not offset and min(size, until - at) <= asked:
-                raise _damaged(at, "cut short")
-            at += offset
+                yield told
+                at = told.header.end
 
 
-async def _fetched(log: Log, position: int, size: int) -> bytes:
-    """Read off the loop, because the bytes may not be in the page cache."""
-    future: asyncio.Future[bytes | StorageFault] = asyncio.get_running_loop().create_future()
+async def _fetched(log: Log, position: int) -> bytes:
+    """Read whole records off the loop, because the bytes may not be in the page cache."""
+    future: asyncio.Future[SegmentChunk | Damaged | StorageFault] = asyncio.get_running_loop().create_future()
 
-    def done(data: bytes | StorageFault) -> None:
+    def done(found: SegmentChunk | Damaged | StorageFault) -> None:
         if not future.done():
-            future.set_result(data)
+            future.set_result(found)
 
     try:
-        log.fetch(position, size, done)
+        log_copies.fetch_chunk(log, position, _READ_BYTES, done)
+        found = await future
+        if isinstance(found, SegmentChunk):
+            return found.data
+        raise found
     except Damaged as damaged:
-        raise _damaged(position, damaged.why) from damaged
-    data = await future
-    if isinstance(data, StorageFault):
-        raise data
-    return data
-
-
-def _header(log: Log, data: bytes, offset: int, position: int) -> record.RecordHeader:
-    try:
-        return record.parse_header(data, offset, position, log.log_id)
-    except BadRecord as bad:
-        raise _damaged(position, bad.why) from bad
-
-
-def _record(header: record.RecordHeader, body: bytes) -> Record:
-    try:
-        record.check_body(header, body)
-    except BadRecord as bad:
-        raise _damaged(header.position, bad.why) from bad
-    return Record(header, body)
-
-
-def _damaged(position: int, why: str) -> Refused:
-    return Refused(Code.DAMAGED, f"the log is damaged at position {position} ({why}): begin behind it")
+        sentence = f"the log is damaged at position {damaged.position} ({damaged.why}): begin behind it"
+        raise Refused(Code.DAMAGED, sentence) from damaged

@@ -1,4 +1,4 @@
-"""Pending messages of a delay server: cancel, reschedule, list, count, histogram.
+"""Pending messages of a delay server: cancel, reschedule, list, count.
 
 `PendingMessages` decides. It finds a message by the message id or, within a subject, by the business key. It looks up a
 key by its 64-bit hash: two keys that differ in less than 64 consecutive bits never share a hash; other pairs do with a
@@ -18,12 +18,16 @@ is on exactly one page. A message that is scheduled, sent, cancelled or reschedu
 
 Pages are ordered by due time, then subject, then sequence. A cursor names the last message of a page. A page may be
 short, even empty, although more pages follow: it ends at its bounds, or after 50,000 keys were read.
+
+`PendingQueries` is the part of the engine that answers clients. Questions wait until every row is loaded: before that,
+the engine refuses them with BUSY. One copy of several answers only while it leads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,11 +38,14 @@ from numpy.typing import NDArray
 from fairway import batch, limits
 from fairway.batch import MessageId
 from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, EventKind, by_subject, ranges_of
+from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
-from fairway.delay.schedule.pending_rows import RowLocation, Rows, RowState
-from fairway.delay.schedule.wheel import RowNumbers
+from fairway.delay.schedule.manifest import check_horizon
+from fairway.delay.schedule.pending_rows import RowLocation, RowNumbers, Rows, RowState
 from fairway.errors import Code, Refused
 from fairway.names import Subject
+from fairway.runtime.clock import Timekeeper
+from fairway.storage.store import Store
 
 
 class CancelOutcome(enum.Enum):
@@ -83,16 +90,12 @@ class PendingMessages:
         rows: Rows,
         journal: DispatchLog,
         *,
-        open_at: Callable[[RowLocation], BatchArrays | None],
         take_off: Callable[[int], None],
         put_on: Callable[[RowNumbers], None],
         on_done: Callable[[RowNumbers], None],
     ) -> None:
-        self.cancelled = 0  # messages, since the start
-        self.rescheduled = 0
         self._rows = rows
         self._journal = journal
-        self._open_at = open_at
         self._take_off = take_off
         self._put_on = put_on
         self._on_done = on_done
@@ -108,7 +111,6 @@ class PendingMessages:
         for row in chosen[self._rows.in_wheel[chosen]].tolist():
             self._take_off(row)
         self._rows.become(chosen, RowState.CANCELLED)
-        self.cancelled += len(chosen)
         self._on_done(chosen)
         return PendingDecision(CancelOutcome.CANCELLED, len(chosen), end)
 
@@ -122,7 +124,6 @@ class PendingMessages:
             self._take_off(row)
         self._rows.due_ms[chosen] = due_ms
         self._rows.is_rescheduled[chosen] = True
-        self.rescheduled += len(chosen)
         self._put_on(chosen)
         return PendingDecision(CancelOutcome.RESCHEDULED, len(chosen), end)
 
@@ -131,16 +132,19 @@ class PendingMessages:
         table, end = self._rows, self._rows.end
         found = table.where(table.id_low[:end] == message_id.sequence)
         is_it = (table.id_high[found] == message_id.producer_id) & (table.state[found] != RowState.FREE)
-        return _chosen(found, is_it)
+        rows: RowNumbers = found[is_it]
+        return rows
 
     def by_key(self, subject_id: int, key: str) -> RowNumbers:
         table, end = self._rows, self._rows.end
         found = table.where(table.key[:end] == batch.key_hash(key))
         is_it = (table.subject_id[found] == subject_id) & (table.state[found] != RowState.FREE)
-        return _chosen(found, is_it)
+        rows: RowNumbers = found[is_it]
+        return rows
 
     def _pending(self, rows: RowNumbers) -> RowNumbers:
-        return _chosen(rows, self._rows.state[rows] == RowState.PENDING)
+        pending: RowNumbers = rows[self._rows.state[rows] == RowState.PENDING]
+        return pending
 
     def _too_late(self, rows: RowNumbers) -> PendingDecision:
         """Nothing changes. The answer is valid once the decisions that it rests on are synced."""
@@ -158,57 +162,6 @@ class PendingMessages:
             for subject_id, rows in by_subject(table, chosen)
         ]
         return self._journal.append(events)
-
-    # --- queries -----------------------------------------------------------------------------------------------------
-
-    def count(self, which: Filter) -> int:
-        return len(self._chosen(which))
-
-    def list(self, which: Filter, limit: int) -> list[Waiting]:
-        """The first messages by due time."""
-        rows = self._chosen(which)
-        rows = rows[np.lexsort((self._rows.sequence[rows], self._rows.due_ms[rows]))][:limit]
-        return [self._waiting(row) for row in rows.tolist()]
-
-    def histogram(self, which: Filter, width_ms: int) -> dict[int, int]:
-        """How many messages are due in each interval of that width, by its start. Empty intervals are left out."""
-        due_ms = self._rows.due_ms[self._chosen(which)]
-        starts, counts = np.unique(due_ms // width_ms, return_counts=True)
-        return dict(zip((starts * width_ms).tolist(), counts.tolist(), strict=True))
-
-    def _chosen(self, which: Filter) -> RowNumbers:
-        table, end = self._rows, self._rows.end
-        mask: NDArray[np.bool_] = table.state[:end] == RowState.PENDING
-        if which.subject_id is not None:
-            mask &= table.subject_id[:end] == which.subject_id
-        if which.from_ms is not None:
-            mask &= table.due_ms[:end] >= which.from_ms
-        if which.to_ms is not None:
-            mask &= table.due_ms[:end] < which.to_ms
-        if which.key_prefix is not None:
-            mask &= table.key[:end] != 0
-        rows = table.where(mask)
-        return rows if which.key_prefix is None else self._with_prefix(rows, which.key_prefix)
-
-    def _with_prefix(self, rows: RowNumbers, prefix: str) -> RowNumbers:
-        """Read keys in the order of their places, so that each bucket record is opened once."""
-        ordered = rows[np.lexsort((self._rows.position[rows], self._rows.file[rows]))]
-        keys = [self._key(row) for row in ordered.tolist()]
-        return ordered[[key is not None and key.startswith(prefix) for key in keys]]
-
-    def _key(self, row: int) -> str | None:
-        place = self._rows.place(row)
-        opened = self._open_at(place)
-        return None if opened is None else opened.key(place.at)
-
-    def _waiting(self, row: int) -> Waiting:
-        table = self._rows
-        message_id = MessageId(int(table.id_high[row]), int(table.id_low[row]))
-        return Waiting(message_id, int(table.subject_id[row]), self._key(row), int(table.due_ms[row]))
-
-
-def _chosen(rows: RowNumbers, mask: NDArray[np.bool_]) -> RowNumbers:
-    return rows[mask]
 
 
 STRETCHES_MAX = 10_000  # intervals of a histogram
@@ -488,10 +441,99 @@ class Browser:
         return _Window(rows, table.due_ms[rows], table.subject_id[rows], table.sequence[rows])
 
 
-async def batches_of(page: BrowsedPage, name: Callable[[int], Subject]) -> list[tuple[Subject, bytes]]:
-    """Encode the messages of a page, in order, as batches of one subject each. They keep their ids and due times."""
-    made = []
-    for subject_id, letters, due_ms in page.letters:
-        made.append((name(subject_id), letters.encode(_NOBODY, 0, due_ms)))
-        await asyncio.sleep(0)
-    return made
+NOT_MASTER = Refused(Code.NOT_MASTER, "this copy follows another, which decides: ask that one", retry_after_ms=100)
+
+
+class PendingQueries(ABC):
+    """The part of an engine that answers clients."""
+
+    rows: Rows
+    store: Store
+    is_passive: bool  # another copy leads
+    _browser: Browser
+    _appender: ScheduleAppender
+    _horizon_ms: int  # how far ahead a message may be due
+    _pending: PendingMessages
+    _time: Timekeeper
+
+    @property
+    @abstractmethod
+    def is_loaded(self) -> bool:
+        """Whether every message has its row, so that questions can be answered."""
+
+    def name_of(self, subject_id: int) -> Subject:
+        """The name of a subject that has or had messages here."""
+        return self.rows.names.get(subject_id) or self.store.messages.views.subjects.by_id(subject_id).name
+
+    def _id(self, subject: Subject) -> int:
+        """The number of a subject; 0 if nobody ever sent to it."""
+        known = self.store.messages.views.subjects.find(subject)
+        if known is not None:
+            return known.id
+        return next((number for number, name in self.rows.names.items() if name == subject), 0)
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def cancel(self, message_id: MessageId, subject: Subject | None = None) -> PendingDecision:
+        """Cancel the message of that id, if it has that subject."""
+        return self._questions().cancel(self._of_id(message_id, subject))
+
+    def cancel_key(self, subject: Subject, key: str) -> PendingDecision:
+        """Cancel all pending messages of that key."""
+        return self._questions().cancel(self._of_key(subject, key))
+
+    def reschedule(self, message_id: MessageId, due_ms: int, subject: Subject | None = None) -> PendingDecision:
+        check_horizon(due_ms, self._time.now_ms(), self._horizon_ms)
+        return self._questions().reschedule(self._of_id(message_id, subject), due_ms)
+
+    def reschedule_key(self, subject: Subject, key: str, due_ms: int) -> PendingDecision:
+        check_horizon(due_ms, self._time.now_ms(), self._horizon_ms)
+        return self._questions().reschedule(self._of_key(subject, key), due_ms)
+
+    def _of_id(self, message_id: MessageId, subject: Subject | None) -> RowNumbers:
+        rows = self._pending.by_id(message_id)
+        return rows if subject is None else rows[self.rows.subject_id[rows] == self._id(subject)]
+
+    def _of_key(self, subject: Subject, key: str) -> RowNumbers:
+        return self._pending.by_key(self._id(subject), key)
+
+    def _questions(self) -> PendingMessages:
+        if self.is_passive:
+            raise NOT_MASTER
+        if not self.is_loaded:
+            raise Refused(Code.BUSY, "the delay server is loading its buckets", retry_after_ms=500)
+        self._appender.admit()
+        return self._pending
+
+    # --- queries -----------------------------------------------------------------------------------------------------
+
+    async def page(self, which: Filter, after: str = "", items_max: int = 1_000) -> BrowsedPage:
+        """The pending messages that follow on a cursor, by due time; "" begins. A page may be short, even empty, while
+        its `next` says that more follow. The loop gets a turn about every 5 ms."""
+        self._questions()
+        return await self._browser.page(which, after, items_max)
+
+    async def tally(self, which: Filter, width_ms: int = 0) -> PendingCount:
+        """How many messages are pending; with a width also by intervals of time. `Refused` (BAD_REQUEST) for more than
+        10,000 intervals. The loop gets a turn about every 5 ms."""
+        self._questions()
+        return await self._browser.tally(which, width_ms)
+
+    async def batches_of(self, page: BrowsedPage) -> list[tuple[Subject, bytes]]:
+        """The messages of a page in order, as batches of one subject each, with their ids and due times. The loop gets
+        a turn after each batch."""
+        made = []
+        for subject_id, letters, due_ms in page.letters:
+            made.append((self.name_of(subject_id), letters.encode(_NOBODY, 0, due_ms)))
+            await asyncio.sleep(0)
+        return made
+
+    def filter(
+        self,
+        subject: Subject | None = None,
+        key_prefix: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> Filter:
+        """Make a filter from a subject's name. A subject that nobody ever sent to matches nothing."""
+        return Filter(None if subject is None else self._id(subject), key_prefix, from_ms, to_ms)

@@ -2,7 +2,8 @@
 
 The handler works behind the broker's port in `fairway up`, and behind a port of its own in `fairway delay serve`. It
 decides PRODUCE, CANCEL, RESCHEDULE and RESEND in the actor's turn and answers when the log is durable. PENDING, TALLY
-and HISTORY take many steps of a few milliseconds, so each is a task of its own, at most 8 at once.
+and HISTORY take many steps of a few milliseconds, so each is a task of its own, at most 8 at once. `Figures` are the
+metrics of the delay server.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from fairway import limits
 from fairway.batch import MessageId, peek
 from fairway.batch.identity import checked
-from fairway.delay.dispatch.dispatcher import Redirected
+from fairway.delay.dispatch.sender import DispatchSender
 from fairway.delay.engine import Engine
 from fairway.delay.history import DelayHistory
-from fairway.delay.metrics import Figures
 from fairway.delay.pending_messages import BrowsedPage, CancelOutcome, Filter, PendingDecision
+from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol.delay_messages import (
@@ -41,11 +44,11 @@ from fairway.protocol.delay_messages import (
     TransitReport,
     Which,
 )
-from fairway.protocol.messages import Produce
+from fairway.protocol.messages import Produce, Produced
 from fairway.scheduling import Actor, Expiry, TurnResult
 from fairway.serving.delay_port import DelayRequest
 from fairway.serving.memory_plan import MemoryAccount, store_accounts
-from fairway.serving.metrics import MetricsText
+from fairway.serving.metrics import Histogram, MetricsText
 from fairway.serving.requests import produced
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
@@ -67,24 +70,109 @@ _RAW_BYTES_MAX = limits.DELAY_MESSAGE_BYTES_MAX + 4 * limits.KIB
 _STOPPING = Refused(Code.DRAINING, "the delay server is about to stop: connect again")
 
 
-class Transit(Protocol):
-    """Knows the messages on their way to broker groups."""
+# Upper bounds in ms: from one tick of the wheel to a broker that was down over a weekend.
+LATENESS_MS_BUCKETS: Final = (
+    *(5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 250.0, 500.0, 1_000.0, 5_000.0, 60_000.0, 3_600_000.0, 86_400_000.0),
+)
 
-    def in_transit(self) -> list[TransitReport]:
-        """Messages on their way, by broker group."""
 
-    def resend(self, group: str) -> Redirected:
-        """Give the messages for this group to other groups."""
+class Figures:
+    """The metrics of one delay server: counters since its start, and gauges that are read at each scrape. A scrape must
+    not hold up the loop, so nothing here walks over all rows."""
+
+    def __init__(self, engine: Engine, dispatch_sender: DispatchSender) -> None:
+        self._engine = engine
+        self._dispatch_sender = dispatch_sender
+        self.scheduled = 0  # messages; so are the four below
+        self.dispatched = 0
+        self.repeated = 0  # sent again after a crash or a lost answer: the broker already had them
+        self.cancelled = 0
+        self.rescheduled = 0
+        self.lateness_ms = Histogram(LATENESS_MS_BUCKETS)
+
+    def note_decided(self, decision: PendingDecision) -> None:
+        if decision.answer is CancelOutcome.CANCELLED:
+            self.cancelled += decision.messages
+        elif decision.answer is CancelOutcome.RESCHEDULED:
+            self.rescheduled += decision.messages
+
+    def note_sent(self, due_ms: DueTimes, receipt: Produced | None, now_ms: int) -> None:
+        """The broker has these messages. Lateness is known only for messages that arrived for the first time."""
+        self.dispatched += len(due_ms)
+        if receipt is None or receipt.is_duplicate:
+            self.repeated += len(due_ms)
+            return
+        late_ms = np.maximum(now_ms - due_ms, 0)
+        places = np.searchsorted(self.lateness_ms.bounds, late_ms, side="left")
+        for place, count in enumerate(np.bincount(places).tolist()):
+            self.lateness_ms.counts[place] += count
+        self.lateness_ms.total += float(late_ms.sum())
+
+    # --- scrapes -----------------------------------------------------------------------------------------------------
+
+    def show(self, out: MetricsText) -> None:
+        engine, dispatch_sender = self._engine, self._dispatch_sender
+        held_back = engine.held_back
+        out.one("delay_pending_messages", "gauge", "Messages scheduled and not yet sent.", engine.rows.pending)
+        due = held_back + dispatch_sender.messages
+        out.one("delay_due_messages", "gauge", "Of these, due: on their way, or held back.", due)
+        out.one("delay_held_back_messages", "gauge", "Of these, held back: no broker takes them now.", held_back)
+        out.one("delay_scheduled_messages_total", "counter", "Messages taken.", self.scheduled)
+        out.one("delay_dispatched_messages_total", "counter", "Messages that a broker has stored.", self.dispatched)
+        out.one("delay_repeated_messages_total", "counter", "Sent again, and recognised.", self.repeated)
+        out.one("delay_cancelled_messages_total", "counter", "Messages cancelled.", self.cancelled)
+        out.one("delay_rescheduled_messages_total", "counter", "Messages put off or brought forward.", self.rescheduled)
+        about = "From a message's due time to the broker's receipt."
+        out.histogram_ms("delay_lateness_seconds", about, {"": self.lateness_ms})
+        self._storage(out)
+        self._targets(out)
+
+    def _storage(self, out: MetricsText) -> None:
+        engine = self._engine
+        out.one("delay_is_loaded", "gauge", "0: still reading its files, questions wait.", int(engine.is_loaded))
+        out.one("delay_buckets", "gauge", "Files of the schedule log.", len(engine.log.files))
+        out.one("delay_index_rows", "gauge", "Messages with a row in memory, sent ones included.", len(engine.rows))
+        columns = [each for each in vars(engine.rows).values() if isinstance(each, np.ndarray)]
+        out.one("delay_index_bytes", "gauge", "Memory of the rows.", sum(each.nbytes for each in columns))
+        out.one("delay_wheel_messages", "gauge", "Messages of the hour at hand and the next.", len(engine.wheel))
+        out.one("delay_damaged_records", "gauge", "Records that cannot be read any more.", len(engine.damaged))
+        out.one("delay_repaired_records", "counter", "Records put back from the message log.", engine.repairs.repaired)
+        about = "Of damaged records: messages that the message log does not have either."
+        out.one("delay_lost_messages_total", "counter", about, engine.repairs.lost_messages)
+        about = "Of damaged records: messages that were read from the message log."
+        out.one("delay_salvaged_messages_total", "counter", about, engine.repairs.salvaged_messages)
+        out.one("delay_stuck_intents", "gauge", "Batches that cannot be made again after a crash.", len(engine.stuck))
+
+    def _targets(self, out: MetricsText) -> None:
+        targets = [({"target": each.name}, each) for each in self._dispatch_sender]
+        down = [(labels, int(each.is_down)) for labels, each in targets]
+        down += [({"target": name}, 1) for name in self._dispatch_sender.homeless]
+        out.family("delay_target_down", "gauge", "1: that broker group cannot be reached.", down)
+        intents = [(labels, each.target_sender.intents) for labels, each in targets]
+        out.family("delay_intents", "gauge", "Batches on their way.", intents)
+        messages = [(labels, each.target_sender.messages) for labels, each in targets]
+        messages += [({"target": name}, count) for name, count in self._dispatch_sender.homeless.items()]
+        out.family("delay_intent_messages", "gauge", "Messages in them.", messages)
+        refused = [(labels, len(each.target_sender.refused)) for labels, each in targets]
+        out.family("delay_refused_subjects", "gauge", "Subjects that the broker refuses to take now.", refused)
+        codes = [
+            (labels | {"code": code.value}, count)
+            for labels, each in targets
+            for code, count in sorted(each.target_sender.refusals.items(), key=lambda pair: pair[0].value)
+        ]
+        out.family("delay_refusals_total", "counter", "Batches refused; each is sent again.", codes)
+        detours = [(labels, each.target_sender.detours) for labels, each in targets]
+        out.family("delay_detours_total", "counter", "Batches sent anew: the broker forgot their stream.", detours)
 
 
 class DelayRequestHandler:
     """A processor for the scheduler of the server that it belongs to."""
 
-    def __init__(self, engine: Engine, figures: Figures, transit: Transit, rows_max: int) -> None:
+    def __init__(self, engine: Engine, dispatch_sender: DispatchSender, rows_max: int) -> None:
+        self.figures = Figures(engine, dispatch_sender)
         self._engine = engine
+        self._dispatch_sender = dispatch_sender
         self._rows_max = rows_max
-        self._transit = transit
-        self._figures = figures
         self._historian = DelayHistory(engine.store, engine.name_of)
         self._walks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -96,7 +184,7 @@ class DelayRequestHandler:
             walk.cancel()
 
     def show(self, out: MetricsText) -> None:
-        self._figures.show(out)
+        self.figures.show(out)
 
     def memory_accounts(self) -> list[MemoryAccount]:
         rows, rows_max = self._engine.rows, self._rows_max
@@ -168,7 +256,7 @@ class DelayRequestHandler:
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None and not receipt.is_duplicate:
-                self._figures.scheduled += receipt.count
+                self.figures.scheduled += receipt.count
             request.settle(outcome, answer)
 
         log.flusher.when_durable(receipt.end, durable, receipt.undos)
@@ -201,13 +289,19 @@ class DelayRequestHandler:
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
-                self._figures.note_decided(decision)
+                self.figures.note_decided(decision)
             request.settle(outcome, answer)
 
         self._engine.store.actions.log.flusher.when_durable(decision.end, durable)
 
     def _resend(self, request: DelayRequest, message: Resend) -> None:
-        redirected = self._transit.resend(message.group)
+        """Give what waits for a broker group to other groups."""
+        group, dispatch_sender = message.group, self._dispatch_sender
+        is_reached = dispatch_sender.is_reached(group)
+        redirected = self._engine.redirect(group, is_reached=is_reached)
+        if not is_reached:
+            kept = [each for each in dispatch_sender.withdraw(group) if each.number not in redirected.numbers]
+            dispatch_sender.send(kept)
         answer = Resent(redirected.messages, redirected.left)
         self._engine.store.actions.log.flusher.when_durable(redirected.end, partial(request.settle, answer=answer))
 
@@ -261,7 +355,10 @@ class DelayRequestHandler:
     async def _tally(self, request: DelayRequest, message: DelayTally, which: Filter) -> None:
         found = await self._engine.tally(which, message.width_ms)
         stretches = [Stretch(*each) for each in found.stretches]
-        request.respond(Tallied(found.count, stretches, self._transit.in_transit()))
+        in_transit = sorted(self._engine.in_transit().items())
+        is_reached = self._dispatch_sender.is_reached
+        reports = [TransitReport(name, messages, is_reached(name)) for name, messages in in_transit]
+        request.respond(Tallied(found.count, stretches, reports))
 
 
 def _named(message: Cancel | Reschedule) -> tuple[MessageId, Subject | None]:

@@ -4,35 +4,47 @@ The server speaks the same protocol as a broker, with the same sessions and boun
 broker, and the refusal names the remedy. It answers DESCRIBE, so that tools can ask what they talk to. A server that
 stands alone sends to the brokers named at its start. One copy of several answers as its `CopyStatus` says; once it
 leads, it sends to the brokers that the meta servers name (`TargetFinder`).
+
+`DelayCopy` is one copy of a group of delay servers. `fairway.replication.copy_lifecycle` runs its life. The two logs of
+a copy are its master's: the scheduled messages, and the decisions about them. Its buckets are its own, made from these
+logs by its engine.
+
+A master sends due messages to the brokers that meta servers name. If meta servers keep the registry, its URL names
+them. Otherwise the copy reads them from the registry, where they register, and notices new ones. While none is
+registered, the copy still tries the ones it knew.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fairway import limits
-from fairway.delay.dispatch.targets import TargetFinder
-from fairway.delay.engine import recover_logs
-from fairway.delay.options import DelayOptions
-from fairway.delay.replica import snapshot
-from fairway.delay.replica.install import Disks
-from fairway.delay.replica.snapshot import Snapshots
+from fairway.delay import install, snapshot
+from fairway.delay.dispatch.targets import TargetFinder, parse_place
+from fairway.delay.engine import DelayOptions, Engine, recover_logs
+from fairway.delay.install import Disks
 from fairway.delay.service import Delay, DelayWorld
+from fairway.delay.snapshot import SnapshotReceiver, Snapshots
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
-from fairway.replication import copies
-from fairway.replication.copies import CopyStatus, families
-from fairway.replication.leader import Leader
+from fairway.registry import layout
+from fairway.registry.port import RegistryError, SessionState
+from fairway.replication import copies, leadership
+from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face, families
+from fairway.replication.copy_lifecycle import CopyLifecycle
+from fairway.replication.follower import TooFarBehind
+from fairway.replication.leader import QUESTIONS, Leader
 from fairway.runtime.blocking_connection import Address
+from fairway.runtime.disk import Disk
 from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of
-from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse, show_store
+from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse, ProbePages, show_store
 from fairway.serving.memory_budget import Allowance
 from fairway.serving.memory_plan import server_accounts, show
 from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
@@ -137,7 +149,7 @@ class DelayServer:
         except BaseException:  # also a cancellation
             world.close()
             raise
-        delay = Delay.follow(world, options.delay, options.connection.name, recovered)
+        delay = Delay.open(world, options.delay, options.connection.name, recovered)
         server = cls(world, options, delay, copy_status)
         try:
             await server._listeners.open(options.host, options.port, options.http_port)
@@ -337,3 +349,130 @@ class _Describer:
 
     def fail(self, request: DelayRequest, error: Exception) -> None:
         request.fail(error)
+
+
+_READS = (Describe,)
+_QUESTIONS = (*QUESTIONS, *snapshot.QUESTIONS)
+_RETRY_S = 1.0
+_TARGETS_SHOWN_MAX = 16
+_FREE_BYTES_STEP = 64 << 20  # a metric that is reported only when it has changed by so much
+
+
+class DelayCopy(CopyLifecycle[DelayServer]):
+    """One copy. `await DelayCopy.start(...)`, then `await member.stop()`."""
+
+    kind = leadership.DELAY
+
+    def __init__(
+        self,
+        world: CopyRuntime,
+        options: ServerOptions,
+        membership: CopyOptions,
+        metas: tuple[Address, ...] = (),
+        open_schedule_disk: Callable[[], Disk] | None = None,
+    ) -> None:
+        """`metas`: the meta servers; empty: those that the registry names. With `open_schedule_disk`, the logs have the
+        copy's disk for themselves, and the buckets are on the schedule disk."""
+        face = Face(options.host, options.port, options.http_port, options.connection.name)
+        copy_status = CopyStatus(membership.group, _READS, _QUESTIONS)
+        super().__init__(world, membership, face, copy_status, ProbePages(world.net, lambda: copy_status.why))
+        self._options = replace(options, http_port=None)  # the copy answers probes, also while it has no server
+        self._metas = metas
+        self._open_schedule_disk = open_schedule_disk
+        self._looked = asyncio.Event()
+        self._measured: tuple[int, int] = (0, 0)  # when, and how many messages there were
+
+    @classmethod
+    async def start(
+        cls,
+        world: CopyRuntime,
+        options: ServerOptions,
+        membership: CopyOptions,
+        metas: tuple[Address, ...] = (),
+        open_schedule_disk: Callable[[], Disk] | None = None,
+    ) -> DelayCopy:
+        """Open the directory, listen, and begin to take part. The copy becomes master or replica later."""
+        member = cls(world, options, membership, metas, open_schedule_disk)
+        await member.begin()
+        return member
+
+    async def begin(self) -> None:
+        await super().begin()
+        if not self._metas:
+            self._world.registry.watch(layout.METAS, self._looked.set)
+            self._begin("metas", self._look())
+
+    async def stop(self) -> None:
+        self._cancel("metas")
+        await super().stop()
+
+    # --- the server --------------------------------------------------------------------------------------------------
+
+    async def _serve(self, disk: Disk, adopt: DirectoryIdentity | None) -> DelayServer:
+        clock, net, rng = self._world.clock, self._world.net, self._world.rng
+        if self._open_schedule_disk is None:
+            world = DelayWorld(clock, disk, net, rng)
+        else:
+            world = DelayWorld(clock, self._open_schedule_disk(), net, rng, log_disk=disk)
+        options = replace(self._options, port=self.face.port)
+        server = await DelayServer.follow(world, options, self.copy_status, adopt, jobs=self._world.jobs)
+        server.ask_at(self._metas)
+        return server
+
+    def _refill(self, server: DelayServer) -> SnapshotReceiver:
+        return SnapshotReceiver(server.delay.engine, server.disks)
+
+    def _begin_anew(self, remedy: TooFarBehind, adopt: DirectoryIdentity) -> list[str]:
+        """Install the received snapshot. Messages that wait longest are in no log any more, so logs alone do not
+        suffice."""
+        logs = self._world.open_disk()
+        schedule = logs if self._open_schedule_disk is None else self._open_schedule_disk()
+        try:
+            aside = install.install(logs, schedule, self._world.rng, adopt, remedy.epoch)
+        finally:
+            logs.close()
+            schedule.close()
+        return [f"set aside: {name}" for name in aside]
+
+    def _load(self, server: DelayServer, now_ns: int) -> dict[str, float]:
+        engine = server.delay.engine
+        before_ns, before = self._measured
+        self._measured = (now_ns, engine.scheduled_total)
+        passed_s = max(now_ns - before_ns, 1) / 1e9
+        free_bytes = server.store.free_bytes() // _FREE_BYTES_STEP * _FREE_BYTES_STEP
+        return {
+            "messages_per_s": max(round((engine.scheduled_total - before) / passed_s, 1), 0.0),
+            "pending_messages": float(engine.rows.pending),
+            "free_bytes": float(free_bytes),
+            "rotten_spans": float(len(server.store.rotten) + server.delay.request_handler.damaged),
+            **self._in_transit(engine),
+        }
+
+    def _in_transit(self, engine: Engine) -> dict[str, float]:
+        """Messages that wait for a broker group, for the 16 groups with the most."""
+        found = engine.in_transit() if self.copy_status.is_master else {}
+        most = sorted(found, key=lambda name: (-found[name], name))[:_TARGETS_SHOWN_MAX]
+        return {f"{layout.IN_TRANSIT}{name}": float(found[name]) for name in most}
+
+    def _why_closed(self, server: DelayServer) -> str:
+        return "" if server.store.has_room else "its disk is nearly full: make room"
+
+    # --- meta servers ------------------------------------------------------------------------------------------------
+
+    def _on_session(self, state: SessionState) -> None:
+        super()._on_session(state)
+        self._looked.set()
+
+    async def _look(self) -> None:
+        """Watch which meta servers are registered."""
+        while True:
+            self._looked.clear()
+            try:
+                names = await self._world.registry.children(layout.METAS)
+            except RegistryError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._metas = tuple(parse_place(name) for name in names) or self._metas
+            if self.server is not None:
+                self.server.ask_at(self._metas)
+            await self._looked.wait()

@@ -16,17 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from fairway.delay.dispatch.dispatcher import Intent, Redirected
+from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.dispatch.sender import DispatchSender
-from fairway.delay.engine import Engine, RecoveredLogs
-from fairway.delay.metrics import Figures
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions, Engine, RecoveredLogs
 from fairway.delay.requests import DelayRequestHandler
 from fairway.errors import FairwayError, Refused, StorageFault
-from fairway.names import Subject
-from fairway.protocol.delay_messages import TransitReport
 from fairway.protocol.messages import Produced
 from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
@@ -121,32 +116,29 @@ class DelayWorld:
 
 
 class Delay:
-    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`. A copy: `follow`, then `lead`
-    when elected."""
+    """One delay server on one loop: `Delay.open`, then `reach` its brokers, then `stop`. One copy of several: `open`,
+    then `lead` when elected."""
 
     @classmethod
-    def open(cls, world: DelayWorld, options: DelayOptions | None = None, name: str = "fairway delay") -> Delay:
+    def open(
+        cls,
+        world: DelayWorld,
+        options: DelayOptions | None = None,
+        name: str = "fairway delay",
+        recovered: RecoveredLogs | None = None,
+    ) -> Delay:
         """Recover what is on disk; raises if the directory is not usable. `name`: how the delay server introduces
-        itself."""
-        return cls._open(world, options, name, Engine)
-
-    @classmethod
-    def follow(cls, world: DelayWorld, options: DelayOptions, name: str, recovered: RecoveredLogs) -> Delay:
-        """Open as one copy of several, which does not lead. `recovered`: its logs."""
-        return cls._open(world, options, name, partial(Engine, follows=True, recovered=recovered))
-
-    @classmethod
-    def _open(cls, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine]) -> Delay:
+        itself. `recovered`: the logs of one copy of several, which does not lead yet."""
         try:
-            return cls(world, options, name, make)
+            return cls(world, options, name, recovered)
         except FairwayError:
             world.close()
             raise
 
     def __init__(
-        self, world: DelayWorld, options: DelayOptions | None, name: str, make: Callable[..., Engine] = Engine
+        self, world: DelayWorld, options: DelayOptions | None, name: str, recovered: RecoveredLogs | None = None
     ) -> None:
-        loop = asyncio.get_running_loop()
+        options = options or DelayOptions()
         self._world = world
         self._clock = world.clock
         self._untold: list[int] = []  # intents sent whose SENT event had no room in the log
@@ -158,27 +150,25 @@ class Delay:
             world.clock,
             world.rng,
             name=name,
-            has_heartbeat=options is None or options.has_heartbeat,
+            has_heartbeat=options.has_heartbeat,
             outstanding_bytes=self._outstanding_bytes,
             on_sent=self._sent,
             on_room=self.due_timer.poke,
         )
-        self.engine = make(
+        self.engine = Engine(
             world.log_disk or world.disk,
             world.clock,
             world.rng,
-            defer=loop.call_soon,
-            route=self._route,
+            defer=asyncio.get_running_loop().call_soon,
+            route=self.dispatch_sender.route,
             schedule_disk=world.disk if world.log_disk is not None else None,
             options=options,
             on_ready=self.due_timer.poke,
+            on_fault=self._fail,
             homes=self.dispatch_sender,
+            recovered=recovered,
         )
-        self.engine.on_fault = self._fail
-        self.figures = Figures(self.engine, self.dispatch_sender)
-        self.request_handler = DelayRequestHandler(
-            self.engine, self.figures, self, (options or DelayOptions()).rows_max
-        )
+        self.request_handler = DelayRequestHandler(self.engine, self.dispatch_sender, options.rows_max)
         self.due_timer.poke()
 
     def reach(self, targets: Mapping[str, Sequence[Address]]) -> None:
@@ -189,9 +179,6 @@ class Delay:
         """Connect to the broker of this process, which takes everything."""
         self.dispatch_sender.reach({HERE: [address]})
 
-    def _route(self, subject: Subject) -> str | None:
-        return self.dispatch_sender.route(subject)
-
     def _outstanding_bytes(self, target: str) -> int:
         return self.engine.outstanding_bytes(target)
 
@@ -199,22 +186,6 @@ class Delay:
         """Begin to send what is due. Everything in the logs is committed, and nobody else writes them."""
         self.engine.lead()
         self.due_timer.poke()
-
-    # --- messages on their way ---------------------------------------------------------------------------------------
-
-    def in_transit(self) -> list[TransitReport]:
-        """Messages of intents for a broker group that are not known to be stored, by group."""
-        found = sorted(self.engine.in_transit().items())
-        return [TransitReport(name, messages, self.dispatch_sender.is_reached(name)) for name, messages in found]
-
-    def resend(self, group: str) -> Redirected:
-        """Give what waits for a broker group to other groups."""
-        is_reached = self.dispatch_sender.is_reached(group)
-        redirected = self.engine.redirect(group, is_reached=is_reached)
-        if not is_reached:
-            kept = [each for each in self.dispatch_sender.withdraw(group) if each.number not in redirected.numbers]
-            self.dispatch_sender.send(kept)
-        return redirected
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -239,7 +210,7 @@ class Delay:
         except StorageFault:
             return  # reported elsewhere
         else:
-            self.figures.note_sent(due_ms, receipt, self._clock.wall_ms())
+            self.request_handler.figures.note_sent(due_ms, receipt, self._clock.wall_ms())
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

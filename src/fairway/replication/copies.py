@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from fairway.errors import Code, FairwayError, Refused
 from fairway.protocol import ControlMessage
@@ -55,6 +55,27 @@ class CopyRuntime:
     pool: WorkPool | None = None  # a broker decompresses large batches there; None: its loop does
 
 
+PagesByPath: TypeAlias = Mapping[str, Callable[[], Any]]  # for probes, by path
+
+
+class ProbePort(Protocol):
+    """The port for probes. The port belongs to the copy: it answers also while the copy has no server."""
+
+    @property
+    def pages(self) -> PagesByPath: ...
+
+    async def listen(self, host: str, port: int | None) -> int | None:
+        """Listen, and return the port; None: the operator wants no probes."""
+
+    def opened(self, pages: PagesByPath) -> None:
+        """Show the pages of the server that has opened the directory."""
+
+    def closed(self) -> None:
+        """Show the last known figures: the server has let go of the directory."""
+
+    def close(self) -> None: ...
+
+
 class ReplicatedServer(Protocol):
     """The server that a copy runs on its data directory. It listens from the start, and answers as its `CopyStatus`
     allows."""
@@ -64,6 +85,9 @@ class ReplicatedServer(Protocol):
 
     @property
     def port(self) -> int: ...
+
+    @property
+    def pages(self) -> PagesByPath: ...
 
     def on_committed(self) -> None:
         """Note that more may be committed. Called often, so it has to be quick."""

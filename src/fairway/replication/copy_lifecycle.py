@@ -42,7 +42,7 @@ from fairway.registry.layout import MASTER, GroupRecord, group_path, hex_id, mem
 from fairway.registry.layout import RegisteredCopy as MemberRecord
 from fairway.registry.port import RegistryError, SessionState
 from fairway.replication import leadership
-from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face, ServerT
+from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face, ProbePort, ServerT
 from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
 from fairway.replication.leader import Leader
 from fairway.replication.leadership import EpochPromise, GroupNode, living
@@ -61,13 +61,16 @@ class CopyLifecycle(ABC, Generic[ServerT]):
 
     kind: str  # of the group
 
-    def __init__(self, world: CopyRuntime, membership: CopyOptions, face: Face, copy_status: CopyStatus) -> None:
+    def __init__(
+        self, world: CopyRuntime, membership: CopyOptions, face: Face, copy_status: CopyStatus, probes: ProbePort
+    ) -> None:
         self.membership = membership
         self.copy_status = copy_status
         self.face = face
         self.server: ServerT | None = None
         self.role = "waiting"
         self.findings: list[str] = []  # cut off or set aside
+        self.probes = probes
         self._world = world
         self._node = GroupNode(world.registry, membership.group)
         self._promise: EpochPromise | None = None
@@ -92,12 +95,14 @@ class CopyLifecycle(ABC, Generic[ServerT]):
     async def begin(self) -> None:
         """Open the directory, listen, and take part from now on. The copy learns its role later."""
         registry, group = self._world.registry, self.membership.group
+        self.face = replace(self.face, http_port=await self.probes.listen(self.face.host, self.face.http_port))
         registry.on_session = self._on_session
         try:
             await self._first_look()
             await self._open()
         except BaseException:  # also when the task is cancelled
             self._let_go()
+            self.probes.close()
             raise
         for path in (group_path(group), members_path(group)):
             registry.watch(path, self._changed.set)
@@ -180,6 +185,7 @@ class CopyLifecycle(ABC, Generic[ServerT]):
             adopt = DirectoryIdentity(0, record.messages_id, record.actions_id)
         self._disk = self._world.open_disk()
         self.server = server = await self._serve(self._disk, adopt)
+        self.probes.opened(server.pages)
         self._promise = promise = EpochPromise(self._disk)
         self.face = replace(self.face, port=server.port)
         self._follower = Follower(
@@ -219,6 +225,7 @@ class CopyLifecycle(ABC, Generic[ServerT]):
         server, self.server = self.server, None
         if server is not None:
             server.abandon()
+        self.probes.closed()
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -518,6 +525,12 @@ class CopyLifecycle(ABC, Generic[ServerT]):
     async def stop(self) -> None:
         """Hand over if this copy leads, write a checkpoint, let go. Raises the fault that has ended the copy, if
         any."""
+        try:
+            await self._end()
+        finally:
+            self.probes.close()
+
+    async def _end(self) -> None:
         self._is_stopping = True
         life = self._tasks.get("life")
         self._cancel("life")

@@ -8,7 +8,7 @@ First the file `wiping` records what the directory is to become. From then on ev
 opens the directory carries out the rest (`finish`). Segments are renamed, not copied, so `aside/` takes no more room
 than they did. An operator may delete them.
 
-`fairway.delay.replica.install` resets the copy of a delay server with the same file format. Beside the ids the file has
+`fairway.delay.install` resets the copy of a delay server with the same file format. Beside the ids the file has
 two numbers, whose meaning differs between the two modules.
 """
 

@@ -27,7 +27,7 @@ from fairway.client.aio.client import AioClient
 from fairway.client.core import ClientOptions, Goal
 from fairway.client.sync.client import Client
 from fairway.client.url import BrokerAddress
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.errors import FairwayError, Misuse
 from fairway.limits import KIB, MIB

@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from fairway.delay.replica.copy import DelayCopy
-from fairway.delay.server import ServerOptions
+from fairway.delay.server import DelayCopy, ServerOptions
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout

@@ -13,8 +13,7 @@ from typing import Any, Self, TypeVar
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay.dispatch.dispatcher import Intent
-from fairway.delay.engine import Engine
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions, Engine
 from fairway.delay.pending_messages import CancelOutcome, PendingDecision
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.limits import KIB
@@ -228,9 +227,13 @@ class World(Surroundings):
     def await_receipt(self) -> None:
         self.run(self.engine.store.durable(self.receipt))
 
+    def count(self, subject: Subject | None = None, **which: Any) -> int:
+        """How many messages are pending."""
+        return self.run(self.engine.tally(self.engine.filter(subject, **which))).count
+
     def decide(self, decision: PendingDecision) -> CancelOutcome:
         """Wait until the answer may be given."""
-        self.run(self.engine.settled(decision))
+        self.run(self.engine.store.actions.log.flusher.durable(decision.end))
         return decision.answer
 
     # --- what time does ----------------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ from typing import Any
 
 from fairway import batch
 from fairway.delay.dispatch.dispatcher import Intent
-from fairway.delay.engine import Engine
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions, Engine, recover_logs
+from fairway.delay.install import Disks
 from fairway.delay.pending_messages import CancelOutcome, PendingDecision
-from fairway.delay.replica.install import Disks
-from fairway.delay.replica.snapshot import OpenSnapshot
+from fairway.delay.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
 from fairway.runtime.clock import SimClock
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
@@ -66,12 +65,12 @@ class Side:
     def open(self) -> Engine:
         """As a copy that follows."""
         pair = self.pair
+        rng = pair.sim.rng.child(f"{self.name} {self._lives}")
         self._engine = pair.made(
             self.disk,
             self.clock,
-            pair.sim.rng.child(f"{self.name} {self._lives}"),
-            follows=True,
-            adopt=pair.identity,
+            rng,
+            recovered=recover_logs(self.disk, self.schedule_disk, rng, pair.identity),
             defer=self._defer,
             route=pair.route,
             schedule_disk=self.schedule_disk,

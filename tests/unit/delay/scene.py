@@ -20,7 +20,7 @@ from typing import Any
 from fairway import batch
 from fairway.batch import MessageId
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import Delay, DelayWorld
 from fairway.errors import Refused

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from fairway.delay import install
 from fairway.delay.engine import Engine
-from fairway.delay.replica import install
-from fairway.delay.replica.install import Disks
-from fairway.delay.replica.snapshot import RefillOptions, SnapshotOptions, SnapshotReceiver, Snapshots
+from fairway.delay.install import Disks
 from fairway.delay.schedule.pending_rows import RowState
+from fairway.delay.snapshot import RefillOptions, SnapshotOptions, SnapshotReceiver, Snapshots
 from fairway.errors import Code, Refused
 from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.replication_messages import Fetched, TakeSnapshot

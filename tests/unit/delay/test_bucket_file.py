@@ -87,7 +87,7 @@ def test_the_contents_of_what_is_catalogued_are_not_read_by_a_start() -> None:
         world.open()
         world.settle()
         assert (world.engine.damaged, world.engine.repairs.repaired) == ([], 0)
-        assert world.engine.messages_pending == 4
+        assert world.engine.rows.pending == 4
         for _ in range(5):
             world.advance(9 * DAY_MS)
         assert (world.engine.damaged, world.engine.repairs.repaired) == ([], 1)  # when it was needed

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fairway import batch
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.replica.copy import DelayCopy
-from fairway.delay.server import ServerOptions
+from fairway.delay.server import DelayCopy, ServerOptions
 from fairway.errors import Code, Refused
 from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld

@@ -21,7 +21,7 @@ EVENTS = [
 
 
 def opened(log: DispatchLog) -> DispatchLog:
-    log.write = lambda body, _count: log.end + len(body)
+    log.open(lambda body, _count: log.end + len(body))
     return log
 
 

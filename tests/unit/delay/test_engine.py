@@ -161,7 +161,7 @@ def test_reschedule_earlier_and_later_survives_a_crash() -> None:
         assert world.broker.payloads == [b"early", b"late"]
 
 
-def test_list_count_and_histogram() -> None:
+def test_what_is_pending_is_listed_and_counted() -> None:
     with World() as world:
         now_ms = world.now_ms
         dues = [now_ms + day * DAY_MS for day in range(1, 7)]
@@ -169,21 +169,20 @@ def test_list_count_and_histogram() -> None:
         ids = world.schedule([b"x"] * 6, dues, keys=keys)
         world.schedule([b"y"], [now_ms + DAY_MS], subject=BILLS, producer=2)
         world.settle()
-        pending, filter_ = world.engine.pending(), world.engine.filter
-        assert pending.count(filter_()) == 7
-        assert pending.count(filter_(ORDERS)) == 6
-        assert pending.count(filter_(ORDERS, key_prefix="eu-", to_ms=now_ms + 3 * DAY_MS)) == 2
-        listed = pending.list(filter_(key_prefix="us-"), limit=10)
-        assert [(each.id, each.key, each.due_ms) for each in listed] == [
+        assert world.count() == 7
+        assert world.count(ORDERS) == 6
+        assert world.count(ORDERS, key_prefix="eu-", to_ms=now_ms + 3 * DAY_MS) == 2
+        listed = world.run(world.engine.page(world.engine.filter(key_prefix="us-"), items_max=10))
+        assert [(each.id, each.key, each.due_ms) for each in listed.messages] == [
             (ids[2], "us-1", dues[2]),
             (ids[5], "us-2", dues[5]),
         ]
         width_ms = 7 * DAY_MS
-        counted = pending.histogram(filter_(ORDERS), width_ms)
-        assert sum(counted.values()) == 6
-        assert all(start % width_ms == 0 for start in counted)
+        counted = world.run(world.engine.tally(world.engine.filter(ORDERS), width_ms))
+        assert sum(count for _, count in counted.stretches) == counted.count == 6
+        assert all(start % width_ms == 0 for start, _ in counted.stretches)
         world.engine.cancel_key(ORDERS, "eu-1")
-        assert pending.count(filter_(key_prefix="eu-")) == 2
+        assert world.count(key_prefix="eu-") == 2
 
 
 def test_questions_wait_until_everything_is_loaded_and_scheduling_does_not() -> None:
@@ -196,7 +195,7 @@ def test_questions_wait_until_everything_is_loaded_and_scheduling_does_not() -> 
         assert caught.value.code is Code.BUSY
         world.schedule([b"2"], [world.now_ms + DAY_MS])
         world.settle()
-        assert world.engine.pending().count(world.engine.filter()) == 2
+        assert world.count() == 2
 
 
 def test_the_message_log_stays_small() -> None:

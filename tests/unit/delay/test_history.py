@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fairway import batch
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.errors import Code, Refused
 from fairway.limits import DELAY_HISTORY_BYTES, KIB, MIB, PENDING_PAGE_MAX
 from fairway.protocol import messages as m

@@ -52,7 +52,7 @@ def test_what_is_forgotten_is_not_sent_again(end: str, is_pictured: bool) -> Non
         {"close": world.close, "crash": world.crash, "kill": world.kill}[end]()
         world.open()
         world.settle()
-        assert world.engine.messages_pending == 1
+        assert world.engine.rows.pending == 1
         world.advance(3 * HOUR_MS)
         assert len(world.broker.payloads) == 40
         assert world.broker.payloads.count(b"later") == 1

@@ -154,7 +154,7 @@ async def test_what_is_on_its_way_is_sent_again_and_recognised(cluster: Cluster)
     await cluster.schedule([b"c"], after_s=2)
     await cluster.sleep(20)
     assert await cluster.payloads() == [b"first", b"a", b"b", b"c"]
-    assert cluster.delay.figures.repeated == 2
+    assert cluster.delay.request_handler.figures.repeated == 2
 
 
 @in_cluster()

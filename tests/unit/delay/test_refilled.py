@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fairway.delay.replica import install
+from fairway.delay import install
 from fairway.errors import Refused
 from fairway.protocol.replication_messages import Follow, Followed, Snapshot, TakeSnapshot
 from fairway.simulation.disk import SimDisk

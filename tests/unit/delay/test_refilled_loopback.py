@@ -10,8 +10,7 @@ import pytest
 
 from fairway import batch
 from fairway.delay import maintenance
-from fairway.delay.replica.copy import DelayCopy
-from fairway.delay.server import ServerOptions
+from fairway.delay.server import DelayCopy, ServerOptions
 from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
 
 from fairway import batch
 from fairway.batch import MessageId
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
+from fairway.delay.requests import Figures
+from fairway.delay.server import DelayServer
 from fairway.errors import Code, Refused
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Depth, Describe, Described
@@ -237,7 +240,6 @@ def test_the_manual_names_only_figures_there_are() -> None:
 
     text = (ROOT / "docs" / "how-to" / "delayed-messages.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`fairway_(delay_\w+)`", text))
-    folder = ROOT / "src" / "fairway" / "delay"
-    sources = [(folder / name).read_text(encoding="utf-8") for name in ("metrics.py", "server.py")]
+    sources = [inspect.getsource(each) for each in (Figures, DelayServer)]
     there = {name for source in sources for name in re.findall(r'"(delay_\w+)"', source)}
     assert named == there

@@ -255,7 +255,7 @@ def test_what_comes_into_a_bucket_that_is_being_loaded_is_there_once(steps: int)
         world.schedule([b"meanwhile"], [due_ms])
         world.sleep(5)
         world.settle()
-        assert world.engine.pending().count(world.engine.filter(ORDERS)) == 9
+        assert world.count(ORDERS) == 9
         world.advance(HOUR_MS + SECOND_MS)
         assert sorted(world.broker.payloads) == sorted([b"%d" % number for number in range(8)] + [b"meanwhile"])
 
@@ -279,7 +279,7 @@ def test_a_split_may_be_cut_off_at_any_step(ticks: int, end: str) -> None:
         world.open()
         world.settle()
         expected = [b"%d" % number for number in range(12)] + [b"meanwhile"] * (ticks > 3)
-        assert world.engine.pending().count(world.engine.filter()) == len(expected)
+        assert world.count() == len(expected)
         for _ in range(20):
             world.advance(DAY_MS)
         assert sorted(world.broker.payloads) == sorted(expected)

@@ -9,7 +9,7 @@ import pytest
 
 import fairway
 from fairway.client.core import ClientOptions
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.errors import Code, Misuse, NotSent, Refused
 from fairway.protocol.producer_session import ProducerOptions
 from fairway.testing import MemoryBroker

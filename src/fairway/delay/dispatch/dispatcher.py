@@ -34,8 +34,8 @@ from fairway.delay.dispatch.log import (
 from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
 from fairway.delay.schedule.log import BucketRecordCache, OpenBucketRecord
 from fairway.delay.schedule.manifest import DAY_MS
-from fairway.delay.schedule.pending_rows import Rows, RowState, record_key_of
-from fairway.delay.schedule.wheel import DueTimes, RowNumbers
+from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState, record_key_of
+from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import Refused
 from fairway.lookup.routes import home
 from fairway.names import Subject
@@ -120,7 +120,6 @@ class Dispatcher:
         self.outstanding_bytes: Counter[str] = Counter()  # of intents not stored yet, by target
         self.waiting: dict[int, RowNumbers] = {}  # due rows by subject; their target is down or has enough outstanding
         self.has_more = False  # more could go out at once: this call has used up its budget
-        self.dispatched = 0  # messages that a broker has stored
 
     @property
     def due(self) -> int:
@@ -237,7 +236,7 @@ class Dispatcher:
             if not is_damaged:
                 self._record_cache.want([record_key])
             return is_damaged, None
-        return True, _key_in(opened.sheet, int(self._rows.index[row]))
+        return True, opened.sheet.key(int(self._rows.index[row]))
 
     def prepare(self, rows: RowNumbers) -> None:
         """Fetch the bucket records of rows that will be due soon."""
@@ -328,12 +327,18 @@ class Dispatcher:
             batch.peek(data).crc,
             target,
         )
-        end = self._journal.append([*self._key(), event])
-        self._begun[subject_id, target] = stream.producer_id
+        self._commit(subject, [(event, rows, data)])
         self._rows.become(rows, RowState.INTENDED)
         self._rows.in_wheel[rows] = False
-        self._outstanding(number, target, rows, data)
-        self._on_intent(self._intent(event, subject, data), end)
+
+    def _commit(self, subject: Subject, made: list[tuple[DispatchEvent, RowNumbers, bytes]]) -> int:
+        """Append intents in one record, and give them out. Return where the record ends."""
+        end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
+        for event, rows, data in made:
+            self._begun[event.subject_id, event.target] = event.producer_id
+            self._outstanding(event.number, event.target, rows, data)
+            self._on_intent(self._intent(event, subject, data), end)
+        return end
 
     # --- another target ----------------------------------------------------------------------------------------------
 
@@ -358,7 +363,7 @@ class Dispatcher:
             found = opened[record_key]
             if found is None or is_gone:
                 continue
-            key = _key_in(found.sheet, int(table.index[row])) if len(names) > 1 else None
+            key = found.sheet.key(int(table.index[row])) if len(names) > 1 else None
             target = self._target(subject, None if key is None else names[home(key, names)])
             if target is None or target == event.target:
                 return None
@@ -384,29 +389,19 @@ class Dispatcher:
                 target=target,
             )
             made.append((part, np.array(chosen, np.int64), data))
-        end = self._replace(event, subject, made)
+        end = self._commit(subject, made)
         table.become(rows[is_lost], RowState.LOST)
         return sum(len(chosen) for _, chosen, _ in made), end
 
     def _is_lost(self, opened: OpenBucketRecord | None, row: int) -> bool:
         return opened is None or bool(opened.lacks(self._rows.index[[row]].astype(np.int64))[0])
 
-    def _replace(
-        self, before: DispatchEvent, subject: Subject, made: list[tuple[DispatchEvent, RowNumbers, bytes]]
-    ) -> int:
-        end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
-        if before.number in self._rows_of:
-            _, size, _ = self._rows_of.pop(before.number)
-            self.outstanding_bytes[before.target] -= size
-        for event, rows, data in made:
-            self._outstanding(event.number, event.target, rows, data)
-            self._begun[event.subject_id, event.target] = event.producer_id
-            self._on_intent(self._intent(event, subject, data), end)
-        return end
-
     # --- the way back ------------------------------------------------------------------------------------------------
 
     def _outstanding(self, number: int, target: str, rows: RowNumbers, data: bytes) -> None:
+        if number in self._rows_of:  # it had another target
+            before, size, _ = self._rows_of[number]
+            self.outstanding_bytes[before] -= size
         self._rows_of[number] = target, len(data), rows
         self.outstanding_bytes[target] += len(data)
 
@@ -418,7 +413,6 @@ class Dispatcher:
         target, size, rows = self._rows_of.pop(number)
         self.outstanding_bytes[target] -= size
         self._rows.become(rows, RowState.DISPATCHED)
-        self.dispatched += len(rows)
         self._on_done(rows)
         return self._rows.due_ms[rows]
 
@@ -458,13 +452,6 @@ class Dispatcher:
         )
 
 
-def _key_in(sheet: BatchArrays, index: int) -> str | None:
-    """The key of a message, or None."""
-    if sheet.keys is None or sheet.present is None or not sheet.present[index]:
-        return None
-    return sheet.keys.item(index).decode()
-
-
 def _fitting(sheet: BatchArrays, messages: RowNumbers, letters: BatchComposer) -> int:
     """How many of these messages an intent can take. A message over the limit gets an intent of its own."""
     room = limits.INTENT_BYTES_MAX - letters.bytes
@@ -476,4 +463,5 @@ def _fitting(sheet: BatchArrays, messages: RowNumbers, letters: BatchComposer) -
 
 
 def _joined(parts: list[RowNumbers]) -> RowNumbers:
+    """A copy of all parts, which keeps no larger array alive."""
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)

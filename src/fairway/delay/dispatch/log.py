@@ -18,7 +18,7 @@ server makes the batch again from the buckets, byte for byte, so the broker's de
 The checkpoint holds the state of the log as the same kinds of events.
 
 In a replica, the master decides. The replica collects the master's decisions in `heard`, and
-`fairway.delay.replica.replica_state` applies them to the rows.
+`fairway.delay.replica` applies them to the rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fairway.delay.schedule.batch_arrays import runs_of, split_by
 from fairway.delay.schedule.bucket_record import Sequences
-from fairway.delay.schedule.pending_rows import DecisionIndex, Ranges, Rows, RowState
+from fairway.delay.schedule.pending_rows import DecisionIndex, Ranges, RowNumbers, Rows, RowState, sequences_of
 from fairway.errors import Code, Refused, RemoteProtocolError
 from fairway.storage.record import Record, RecordKind, padded
 
@@ -77,7 +78,7 @@ class DispatchEvent(NamedTuple):
         return sum(count for _, count in self.ranges)
 
     def sequences(self) -> Sequences:
-        return np.concatenate([np.arange(first, first + count, dtype=np.uint64) for first, count in self.ranges])
+        return sequences_of(self.ranges)
 
 
 class MasterDecision(NamedTuple):
@@ -153,14 +154,12 @@ def ranges_of(sequences: Sequences) -> Ranges:
 
 
 def _range_table(sequences: Sequences) -> NDArray[np.uint64]:
-    breaks = np.flatnonzero(np.diff(sequences) != 1) + 1
-    firsts = sequences[np.concatenate(([0], breaks))]
-    counts = np.diff(np.concatenate(([0], breaks, [len(sequences)])))
-    return np.stack((firsts, counts.astype(np.uint64)), axis=1)
+    firsts, ends = runs_of(sequences)
+    return np.stack((firsts, ends - firsts), axis=1)
 
 
 class DispatchLog:
-    """State of the dispatch log in memory. `write` appends a record to the action log and returns the record's end."""
+    """State of the dispatch log in memory."""
 
     def __init__(self) -> None:
         self.intents: dict[int, DispatchEvent] = {}  # not yet SENT, by number
@@ -170,16 +169,18 @@ class DispatchLog:
         self.is_restored = False  # a checkpoint was loaded
         self.gone: dict[int, dict[int, int]] = {}  # by bucket and position: a bit for each message without a row
         self.end = 0  # where the newest decision ends
-        self.heard: list[MasterDecision] | None = (
-            None  # the master's decisions that no row has yet; None: this copy decides
-        )
-        self.unmatched: Callable[[], Iterable[DispatchEvent]] = (
-            tuple  # the master's decisions about messages that have no row yet
-        )
+        # the master's decisions that no row has yet; None: this copy decides
+        self.heard: list[MasterDecision] | None = None
+        # the master's decisions about messages that have no row yet
+        self.unmatched: Callable[[], Iterable[DispatchEvent]] = tuple
         self._rows: Rows | None = None  # None until every row is loaded
         self._so_far: list[bytes] = []  # until then: every event, packed
         self._sent: list[DispatchEvent] = []
-        self.write: Callable[[bytes, int], int] = _not_open
+        self._write: Callable[[bytes, int], int] = _not_open
+
+    def open(self, write: Callable[[bytes, int], int]) -> None:
+        """Append decisions from now on. `write` appends a record to the action log, and returns the record's end."""
+        self._write = write
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class DispatchLog:
         """Append decisions and apply them to memory. They are durable once the action log is synced to the returned
         position."""
         body = pack(events)
-        end = self.end = self.write(body, len(events))
+        end = self.end = self._write(body, len(events))
         if self._rows is None:
             self._so_far.append(body)
         for each in events:
@@ -338,14 +339,12 @@ class DispatchLog:
                 yield _pack(DispatchEvent(EventKind.GONE, number=file, first_sequence=position), bitmap)
 
 
-def by_subject(rows: Rows, chosen: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def by_subject(rows: Rows, chosen: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
     """The chosen rows subject by subject, ascending by their sequences."""
     if not len(chosen):
         return
-    chosen = chosen[np.lexsort((rows.sequence[chosen], rows.subject_id[chosen]))]
-    subjects = rows.subject_id[chosen]
-    for part in np.split(chosen, np.flatnonzero(np.diff(subjects)) + 1):
-        yield int(rows.subject_id[part[0]]), part
+    chosen = chosen[np.argsort(rows.sequence[chosen], kind="stable")]
+    yield from split_by(chosen, rows.subject_id[chosen])
 
 
 def _not_open(_body: bytes, _count: int) -> int:

@@ -11,10 +11,10 @@ group takes nothing, `DispatchSender` picks another. Of an ordered subject, each
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from fairway import batch, limits
+from fairway.delay.dispatch.sender import DispatchSender
 from fairway.lookup.routes import Routes
 from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
@@ -30,19 +30,6 @@ _KEPT_NS = 5_000_000_000  # a subject stays at least this long: time for the ans
 _ROOM_S = 1.0  # after this time, subjects that found no room try again
 
 
-class TargetListener(Protocol):
-    """Gets the broker groups as they change."""
-
-    def lead(self, name: str, addresses: Sequence[Address], leader: Address | None) -> None:
-        """A broker group was found, or has changed."""
-
-    def keep_only(self, names: Collection[str]) -> None:
-        """Only these broker groups are known now."""
-
-    def is_busy_with(self, subject: str) -> bool:
-        """Whether intents of this subject are outstanding."""
-
-
 class TargetFinder:
     """Routes of the cluster as one delay server knows them. Lives on its loop."""
 
@@ -54,15 +41,14 @@ class TargetFinder:
         metas: Sequence[Address],
         *,
         name: str,
-        dispatch_sender: TargetListener,
+        dispatch_sender: DispatchSender,
         on_change: Callable[[], None],
-        subjects_max: int = limits.ROUTE_SUBJECTS_MAX,
     ) -> None:
         self._clock = clock
         self._metas = tuple(metas)
         self._dispatch_sender = dispatch_sender
         self._on_change = on_change
-        self._subjects_max = subjects_max
+        self._subjects_max = limits.ROUTE_SUBJECTS_MAX
         self._wanted: dict[str, int] = {}  # since when, the oldest first
         self._epochs: dict[str, int] = {}
         self._again: asyncio.TimerHandle | None = None

@@ -6,13 +6,11 @@
     bucket_record   the record of a bucket, and what can be salvaged of a damaged one
     batch_arrays    a batch as numpy columns, and a new batch from messages of several batches
     append          writes messages of the message log into buckets
-    split           writes the messages of one bucket into finer buckets
     repair          repairs damaged records from the message log; the audit of `fairway verify`
     pending_rows    one row per message, as numpy columns; decisions about messages without a row
-    wheel           the rows of the next one to two hours, in order of due time (pure)
-    loader          after a start, buckets into rows; every hour, rows onto the wheel
+    wheel           the rows of the next one to two hours, in order of due time; every hour, rows onto the wheel
 
 A durable batch goes from the message log through `append` into a bucket of `log`. `append` also adds the rows of its
-messages. `loader` puts the rows onto the wheel when their hour comes near. `fairway.delay.dispatch` takes due rows off
-the wheel and reads their messages through the cache.
+messages. The sweeper of `wheel` puts the rows onto the wheel when their hour comes near. `fairway.delay.dispatch` takes
+due rows off the wheel and reads their messages through the cache.
 """

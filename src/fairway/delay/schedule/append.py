@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from fairway import batch, limits
 from fairway.delay.schedule import bucket_record
-from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
+from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer, split_by
 from fairway.delay.schedule.bucket_file import BucketFile
 from fairway.delay.schedule.bucket_record import BucketIndex, BucketRecord
 from fairway.delay.schedule.log import ScheduleLog
 from fairway.delay.schedule.manifest import Calendar, TimeRange
-from fairway.delay.schedule.pending_rows import Rows
-from fairway.delay.schedule.wheel import RowNumbers
+from fairway.delay.schedule.pending_rows import RowNumbers, Rows, joined
 from fairway.errors import FairwayError
 from fairway.names import Subject
 from fairway.storage.flusher import Defer
@@ -210,12 +209,12 @@ class ScheduleAppender:
         """Make rows of everything that has arrived, and gather the messages for their buckets."""
         arrived, self._arrived = self._arrived, []
         added = [self._admit_some(some, whole_bytes) for some, whole_bytes in _rounds(arrived)]
-        return _joined(added) if added else np.zeros(0, np.int64)
+        return joined(added)
 
     def _admit_some(self, arrived: list[_Arrival], whole_bytes: int) -> RowNumbers:
         """Admit as much as one record may hold."""
         counts = [len(each.messages) for each in arrived]
-        messages = _joined([each.messages for each in arrived])
+        messages = joined([each.messages for each in arrived])
         firsts = np.array([each.first_sequence for each in arrived], np.uint64)
         indices = [bucket_record.index_of(each.data).only(each.messages) for each in arrived]
         index = indices[0] if len(indices) == 1 else BucketIndex(*map(np.concatenate, zip(*indices, strict=True)))
@@ -299,7 +298,7 @@ class ScheduleAppender:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _append(self, gathering: _BucketBatch, now_ms: int) -> None:
-        rows = _joined(gathering.parts)
+        rows = joined(gathering.parts)
         tokens, data, index = self._contents(rows)
         file = self._log.file_for(gathering.span)
         subject_id, sequences = gathering.subject_id, self._rows.sequence[rows]
@@ -394,16 +393,3 @@ def _rounds(arrived: list[_Arrival]) -> Iterator[tuple[list[_Arrival], int]]:
         whole_bytes += more_bytes
     if some:
         yield some, whole_bytes
-
-
-def split_by(chosen: NDArray[np.int64], values: NDArray[np.uint32]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Group the chosen numbers by value, in order."""
-    if bool((values == values[0]).all()):
-        return [(int(values[0]), chosen)]
-    order = np.argsort(values, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
-    return [(int(values[part[0]]), chosen[part]) for part in parts]
-
-
-def _joined(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

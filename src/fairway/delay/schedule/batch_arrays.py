@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import accumulate, pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from fairway.batch.checksum import tag_filter_of
 from fairway.batch.layout import BatchHeader, Codec
 
 Numbers: TypeAlias = NDArray[np.int64]
+IntegerT = TypeVar("IntegerT", np.int64, np.uint64)
 
 
 class Text(NamedTuple):
@@ -136,13 +137,33 @@ def section_of(
 _FEW = 6  # messages of one batch: up to so many, copying one by one is faster than arrays
 
 
-def runs_of(numbers: Numbers) -> tuple[Numbers, Numbers]:
+def runs_of(numbers: NDArray[IntegerT]) -> tuple[NDArray[IntegerT], NDArray[IntegerT]]:
     """Where each run of neighbours begins and ends; the end is exclusive."""
     if numbers[-1] - numbers[0] == len(numbers) - 1 and bool((np.diff(numbers) == 1).all()):
         return numbers[:1], numbers[-1:] + 1
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     firsts = numbers[np.concatenate(([0], breaks))]
     return firsts, numbers[np.concatenate((breaks, [len(numbers)])) - 1] + 1
+
+
+def expand(firsts: NDArray[IntegerT], ends: NDArray[IntegerT]) -> NDArray[IntegerT]:
+    """All numbers from each first to its end."""
+    if len(firsts) == 1:
+        return np.arange(firsts[0], ends[0], dtype=firsts.dtype)
+    lengths = ends - firsts
+    before = np.cumsum(lengths, dtype=firsts.dtype) - lengths
+    expanded = np.repeat(firsts - before, lengths.astype(np.int64))  # unsigned numbers wrap around, and back
+    expanded += np.arange(len(expanded), dtype=firsts.dtype)
+    return expanded
+
+
+def split_by(chosen: Numbers, values: NDArray[np.uint32] | Numbers) -> list[tuple[int, Numbers]]:
+    """Group the chosen numbers by value, in order."""
+    if bool((values == values[0]).all()):
+        return [(int(values[0]), chosen)]
+    order = np.argsort(values, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(values[order])) + 1)
+    return [(int(values[part[0]]), chosen[part]) for part in parts]
 
 
 class _Column:
@@ -191,7 +212,7 @@ class _Listing:
         offsets = lists.offsets
         self.lengths.frombytes((offsets[messages + 1] - offsets[messages]).tobytes())
         first_items, end_items = offsets[firsts].astype(np.int64), offsets[ends].astype(np.int64)
-        items = _expand(first_items, end_items)
+        items = expand(first_items, end_items)
         for column, text in zip(self.texts, lists.texts, strict=True):
             column.take(text, first_items, end_items, items)
 
@@ -346,13 +367,3 @@ def _add_offsets(columns: list[bytes], lengths: array[int]) -> None:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(np.frombuffer(lengths, np.int32), out=offsets[1:])
     _add(columns, offsets.tobytes())
-
-
-def _expand(firsts: Numbers, ends: Numbers) -> Numbers:
-    """All numbers from each first to its end."""
-    if len(firsts) == 1:
-        return np.arange(firsts[0], ends[0])
-    lengths = ends - firsts
-    before = np.cumsum(lengths) - lengths
-    expanded: Numbers = np.arange(int(lengths.sum())) + np.repeat(firsts - before, lengths)
-    return expanded

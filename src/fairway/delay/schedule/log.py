@@ -32,10 +32,10 @@ from fairway.delay.schedule.bucket_file import BucketFile
 from fairway.delay.schedule.bucket_record import BucketRecord
 from fairway.delay.schedule.manifest import COPY, DIRECTORY, NAME, BucketEntry, Manifest, TimeRange
 from fairway.delay.schedule.repair import BucketRepair
-from fairway.errors import DiskFull, FairwayError, StorageFault
+from fairway.errors import DiskFull, StorageFault
 from fairway.names import Subject
 from fairway.runtime.clock import Clock
-from fairway.runtime.disk import TEMPORARY, Disk
+from fairway.runtime.disk import TEMPORARY, Disk, settles
 from fairway.runtime.rng import Rng
 from fairway.storage import directory, record, segment
 from fairway.storage.flusher import Defer
@@ -252,7 +252,6 @@ class ScheduleLog:
     ) -> None:
         self.files: dict[int, BucketFile] = {}
         self.findings: list[Finding] = []
-        self.manifests = 0  # written since the start
         self._disk = disk
         self._clock = clock
         self._rng = rng
@@ -402,13 +401,12 @@ class ScheduleLog:
                 self._is_publishing = False
                 self._when_listed[:0] = waiting
                 if self._closing is not None:
-                    _settle(self._closing, fault)
+                    settles(self._closing)(fault)
                 return
             if fault is not None:
                 self._poison(fault)
                 return
             self._is_publishing = False
-            self.manifests += 1
             self.stated_end = moved_end
             for each in listed:
                 if not each.is_listed:
@@ -438,12 +436,12 @@ class ScheduleLog:
         for each in list(self.files.values()):
             self._check()
             synced: asyncio.Future[None] = loop.create_future()
-            each.when_durable(each.end, partial(_settle, synced))
+            each.when_durable(each.end, settles(synced))
             await synced
         for _ in range(2):  # the first names every bucket, the second says that everything is moved
             self._check()
             self._closing = listed = loop.create_future()
-            self.publish(partial(_settle, listed))
+            self.publish(partial(settles(listed), None))
             await listed
 
     def _check(self) -> None:
@@ -457,7 +455,7 @@ class ScheduleLog:
             for each in list(self.files.values()):
                 each.abandon(fault)
             if self._closing is not None:
-                _settle(self._closing, fault)
+                settles(self._closing)(fault)
 
     def abandon(self, fault: StorageFault) -> None:
         """Release the buckets as they are. Nothing more is written."""
@@ -467,12 +465,3 @@ class ScheduleLog:
     def close(self) -> None:
         for each in self.files.values():
             each.close()
-
-
-def _settle(future: asyncio.Future[None], outcome: FairwayError | None = None) -> None:
-    if future.done():
-        return
-    if outcome is None:
-        future.set_result(None)
-    else:
-        future.set_exception(outcome)

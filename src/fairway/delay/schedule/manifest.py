@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.batch import checksum
+from fairway.delay.schedule.batch_arrays import split_by
 from fairway.errors import Code, DiskFull, NoSuchFile, Refused, RemoteProtocolError, WrongDirectory
 from fairway.runtime.disk import Disk, Part
 
@@ -83,11 +84,7 @@ class Calendar:
         at_ms = np.maximum(due_ms, now_ms)
         self._turn(now_ms, int(at_ms.max()))
         which = np.searchsorted(self._starts, at_ms, side="right") - 1
-        if bool((which == which[0]).all()):
-            return [(self._spans[int(which[0])], np.arange(len(which)))]
-        order = np.argsort(which, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
-        return [(self._spans[int(which[part[0]])], part) for part in parts]
+        return [(self._spans[number], part) for number, part in split_by(np.arange(len(which)), which)]
 
     def _turn(self, now_ms: int, until_ms: int) -> None:
         hour_ms = now_ms - now_ms % HOUR_MS

@@ -27,9 +27,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fairway.delay.schedule.batch_arrays import expand
 from fairway.delay.schedule.bucket_record import BucketIndex, Sequences
-from fairway.delay.schedule.wheel import RowNumbers
 from fairway.names import Subject
+
+RowNumbers: TypeAlias = NDArray[np.int64]
 
 _POSITION_BITS = 40  # of a position in a bucket file: 1 TiB
 _GROWTH = 2  # a full column is copied into a larger one; memory that is never written costs nothing
@@ -83,11 +85,6 @@ class Rows:
     def pending(self) -> int:
         """Messages that are not finished. A quota counts these."""
         return len(self) - self._done
-
-    @property
-    def bytes(self) -> int:
-        """Memory of the columns, as far as they were ever used."""
-        return self.end * sum(each.itemsize for each in vars(self).values() if isinstance(each, np.ndarray))
 
     @property
     def index_columns(self) -> BucketIndex:
@@ -157,9 +154,6 @@ class Rows:
     def in_state(self, state: RowState) -> RowNumbers:
         return self.where(self.state[: self.end] == state)
 
-    def count(self, state: RowState) -> int:
-        return int(np.count_nonzero(self.state[: self.end] == state))
-
     def find(self, subject_id: int, sequences: Sequences) -> RowNumbers:
         """The rows of those messages that have one, ordered by sequence."""
         mask = (self.subject_id[: self.end] == subject_id) & (self.state[: self.end] != RowState.FREE)
@@ -182,7 +176,7 @@ class Rows:
         self.end += missing
         if self.end > len(self.state):
             self._grow(max(self.end, int(len(self.state) * _GROWTH), 1_024))
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+        return joined(taken)
 
     def reserve(self, count: int) -> None:
         """Make room for so many rows, so that they need not be copied. Unused room costs nothing."""
@@ -197,6 +191,13 @@ class Rows:
                 setattr(self, name, larger)
 
 
+def joined(parts: list[RowNumbers]) -> RowNumbers:
+    """The rows of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
 def record_key_of(number: int) -> tuple[int, int]:
     """The file and position of a number from `Rows.spots`."""
     return number >> _POSITION_BITS, number & ((1 << _POSITION_BITS) - 1)
@@ -204,6 +205,12 @@ def record_key_of(number: int) -> tuple[int, int]:
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # first sequence, count
 _NumberTable: TypeAlias = NDArray[np.uint64]
+
+
+def sequences_of(ranges: Ranges) -> Sequences:
+    """The sequences of ranges, one by one."""
+    firsts, counts = np.array(ranges, np.uint64).T
+    return expand(firsts, firsts + counts)
 
 
 class DecisionIndex:
@@ -232,7 +239,7 @@ class DecisionIndex:
 
     def note_due(self, subject_id: int, ranges: Ranges, due_ms: int) -> None:
         """These messages have another due time."""
-        sequences = np.concatenate([np.arange(first, first + count, dtype=np.uint64) for first, count in ranges])
+        sequences = sequences_of(ranges)
         self._note_dues(subject_id, sequences, np.full(len(sequences), due_ms, np.uint64))
 
     def note_dues(self, subject_id: int, pairs: Ranges) -> None:
@@ -293,7 +300,7 @@ class DecisionIndex:
         """By subject: the messages with a decision, some of them more than once."""
         for subject_id, tables in self._done.items():
             firsts, ends, _ = np.concatenate(tables, axis=1)
-            yield subject_id, _spread(firsts, ends - firsts)
+            yield subject_id, expand(firsts, ends)
         for subject_id, tables in self._due.items():
             yield subject_id, np.concatenate(tables, axis=1)[0]
 
@@ -319,14 +326,6 @@ class DecisionIndex:
         """The rescheduled messages: a row for each, with its sequence and due time."""
         self.dues(subject_id, np.zeros(0, np.uint64))
         return self._sorted_due.get(subject_id, np.zeros((2, 0), np.uint64)).T
-
-
-def _spread(firsts: _NumberTable, counts: _NumberTable) -> Sequences:
-    """The sequences of ranges, one by one."""
-    starts = np.cumsum(counts) - counts
-    spread: Sequences = np.repeat(firsts - starts, counts.astype(np.int64))
-    spread += np.arange(len(spread), dtype=np.uint64)  # wraps around, and back
-    return spread
 
 
 def _side_by_side(noted: _NumberTable) -> _NumberTable:

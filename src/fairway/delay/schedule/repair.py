@@ -32,8 +32,7 @@ from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
 from fairway.delay.schedule.bucket_file import BucketFile, file_name
 from fairway.delay.schedule.bucket_record import Claim, Salvage, Sequences
 from fairway.delay.schedule.manifest import BucketEntry, Manifest, TimeRange
-from fairway.delay.schedule.pending_rows import DecisionIndex, Rows, RowState
-from fairway.delay.schedule.wheel import RowNumbers
+from fairway.delay.schedule.pending_rows import DecisionIndex, RowNumbers, Rows, RowState
 from fairway.errors import FairwayError, NoSuchFile, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
 from fairway.runtime.disk import Disk

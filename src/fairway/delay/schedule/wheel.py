@@ -1,4 +1,4 @@
-"""Timing wheel: the rows of the current and the next hour, in order of due time. Pure.
+"""Timing wheel: the rows of the current and the next hour, in order of due time; and the sweep that fills it.
 
 Rows come in and go out as arrays. A run is sorted once, `due` cuts off its front with a binary search, and runs of
 similar size are merged, so that there are never more than a few dozen. The wheel has no slots and no moving hand: each
@@ -8,6 +8,10 @@ of 10 ms, so a row is at most one tick late, and rows of one tick go out togethe
 
 A row is on the wheel at most once. The caller of `cancel` knows the row's due time, so the wheel finds the row in a few
 steps.
+
+`Sweeper` moves the end of the wheel on every hour, then adds the rows below that end, a slice at a time. A row that
+gets its place or a new due time meanwhile is compared with the new end. A flag in the row says whether it is on the
+wheel, so each row is there once.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fairway.delay.schedule.manifest import HOUR_MS
+from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState
+
 TICK_MS = 10
 _GONE = -1
+_SWEEP_ROWS = 500_000  # about 2 ms
+_NOTHING_NEAR_MS = -(1 << 63)
 
-RowNumbers: TypeAlias = NDArray[np.int64]
 DueTimes: TypeAlias = NDArray[np.int64]
 
 
@@ -115,3 +123,48 @@ class Wheel:
             return None
         first = min(int(run.due_ms[run.at]) for run in self._runs)
         return -(-first // TICK_MS) * TICK_MS
+
+
+class Sweeper:
+    """Keeps the wheel filled with this hour and the next. In a replica the wheel stays empty until the first step as
+    master."""
+
+    def __init__(self, rows: Rows, wheel: Wheel, now_ms: int | None) -> None:
+        """`now_ms` None: no row is near before the first step."""
+        self._rows = rows
+        self._wheel = wheel
+        self._end_ms = _NOTHING_NEAR_MS if now_ms is None else _end_ms(now_ms)
+        self._at = 0
+        self._until = 0
+
+    def step(self, now_ms: int) -> None:
+        """Go on a little. The engine calls this in every turn."""
+        if _end_ms(now_ms) > self._end_ms:
+            self._end_ms = _end_ms(now_ms)
+            self._at, self._until = 0, self._rows.end
+        if self._at < self._until:
+            end = min(self._at + _SWEEP_ROWS, self._until)
+            is_near = self._rows.due_ms[self._at : end] < self._end_ms
+            self.home(self._at + np.flatnonzero(is_near & (self._rows.state[self._at : end] == RowState.PENDING)))
+            self._at = end
+
+    @property
+    def is_sweeping(self) -> bool:
+        return self._at < self._until
+
+    def home(self, rows: RowNumbers) -> None:
+        """These rows have a place or a new due time: put those that are near onto the wheel."""
+        table = self._rows
+        is_wanted = (
+            (table.due_ms[rows] < self._end_ms)
+            & (table.state[rows] == RowState.PENDING)
+            & (table.file[rows] != 0)
+            & ~table.in_wheel[rows]
+        )
+        chosen = rows[is_wanted]
+        table.in_wheel[chosen] = True
+        self._wheel.add(chosen, table.due_ms[chosen])
+
+
+def _end_ms(now_ms: int) -> int:
+    return now_ms - now_ms % HOUR_MS + 2 * HOUR_MS

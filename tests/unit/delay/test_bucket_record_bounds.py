@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fairway import batch
-from fairway.delay.options import DelayOptions
+from fairway.delay.engine import DelayOptions
 from fairway.delay.pending_messages import Filter
 from fairway.limits import BATCH_MESSAGES_MAX, KIB, MIB, PENDING_PAGE_MAX
 from tests.unit.delay.helpers import DAY_MS, HOUR_MS, STORE, World

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from fairway.delay.replica.snapshot import RefillOptions, SnapshotOptions
 from fairway.delay.schedule import manifest
+from fairway.delay.snapshot import RefillOptions, SnapshotOptions
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import Bytes, ControlMessage
 from fairway.protocol.frames import stretch, stretched

@@ -10,7 +10,7 @@ taken for, or when nothing was fetched of it for a minute. Until then, removed f
 
 `SnapshotReceiver` is the replica's side. It fetches the files of its master's snapshot, and checks them, before an
 install. It has up to four parts in flight; the master sets the speed. Received parts stay when a connection ends, and
-the next attempt goes on from them (`fairway.delay.replica.install`). Only the manifest is read again.
+the next attempt goes on from them (`fairway.delay.install`). Only the manifest is read again.
 
 Each part has a checksum. The receiver also reads each file again when it is complete, because a power cut may have left
 less than the file's size says. If bytes from an earlier attempt are damaged, the receiver fetches that file again. If
@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 from fairway import limits
 from fairway.batch import checksum
+from fairway.delay import install
 from fairway.delay.engine import Engine
-from fairway.delay.replica import install
-from fairway.delay.replica.install import Disks
+from fairway.delay.install import Disks
 from fairway.delay.schedule import bucket_file, manifest
 from fairway.errors import Code, DiskFull, NoSuchFile, Refused, RemoteProtocolError, StorageFault
 from fairway.protocol import Bytes, ControlMessage

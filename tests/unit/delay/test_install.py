@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from fairway.batch import checksum
-from fairway.delay.replica import install
+from fairway.delay import install
 from fairway.errors import Misuse, WrongDirectory
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut

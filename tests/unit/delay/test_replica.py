@@ -55,7 +55,7 @@ def change_masters(made: type[Engine], end: Callable[[Side], None] = Side.end) -
         assert pair.broker.payloads == [b"soon"]
         pair.take_over(end)
         pair.settle()
-        assert pair.engine.messages_pending == 2
+        assert pair.engine.rows.pending == 2
         pair.advance(HOUR_MS)
         assert pair.broker.payloads == [b"soon"]
         pair.take_over()
@@ -73,12 +73,11 @@ def test_a_copy_sends_nothing_and_answers_nobody() -> None:
         assert copy.is_passive
         assert copy.is_loaded
         assert copy.on_time() == []
-        assert copy.messages_pending == 1
+        assert copy.rows.pending == 1
         for ask in (
             lambda: copy.schedule(BILLS, b""),
             lambda: copy.cancel(message_id),
             lambda: copy.reschedule(message_id, pair.now_ms),
-            copy.pending,
             lambda: pair.sim.run(copy.page(Filter())),
         ):
             with pytest.raises(Refused) as refused:
@@ -164,11 +163,11 @@ def test_what_is_not_committed_is_in_no_bucket_of_a_copy() -> None:
         for _ in range(10):
             pair.copy.engine.on_time()
             pair.sleep(5)
-        assert pair.copy.engine.messages_pending == 1
+        assert pair.copy.engine.rows.pending == 1
         assert pair.copy.engine.derived_end < pair.copy.store.messages.log.end
         pair.take_over()
         pair.settle()
-        assert pair.engine.messages_pending == 2  # by now it is
+        assert pair.engine.rows.pending == 2  # by now it is
 
 
 # --- the two logs come independently ----------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def test_a_decision_may_come_before_its_message(restart: str) -> None:
             pair.copy.open()
         pair.is_cut_off = False
         pair.settle()
-        assert pair.copy.engine.messages_pending == 2
+        assert pair.copy.engine.rows.pending == 2
         pair.take_over()
         pair.advance(DAY_MS + SECOND_MS)
         assert pair.broker.payloads == [b"sent", b"left"]
@@ -255,7 +254,7 @@ def test_a_copy_may_be_told_to_lead_while_it_loads(is_heard_of: bool) -> None:
             pair.engine.cancel(ids[1])
         assert refused.value.code is Code.BUSY
         pair.settle()
-        assert pair.engine.messages_pending == 20 - is_heard_of
+        assert pair.engine.rows.pending == 20 - is_heard_of
         pair.advance(2 * HOUR_MS)
         assert len(pair.broker.payloads) == 20 - is_heard_of
         assert (b"0" in pair.broker.payloads) != is_heard_of
@@ -277,7 +276,7 @@ def test_a_copy_waits_until_what_has_rotted_is_mended(is_mended: bool) -> None:
             pair.tick()
             pair.sleep(5)
         copy = pair.copy.engine
-        assert (copy.messages_pending, len(copy.damaged)) == (0, 1)
+        assert (copy.rows.pending, len(copy.damaged)) == (0, 1)
         if is_mended:
             (span,) = copy.store.rotten_spans()
             assert start <= span.start < end
@@ -285,7 +284,7 @@ def test_a_copy_waits_until_what_has_rotted_is_mended(is_mended: bool) -> None:
             assert chunk is not None
             copy.store.mend(0, span.start, chunk.data)
         pair.advance(2 * SECOND_MS if is_mended else HOUR_MS // 3)
-        assert copy.messages_pending == 1 + is_mended
+        assert copy.rows.pending == 1 + is_mended
         pair.take_over()
         pair.advance(2 * HOUR_MS)
         assert len(pair.broker.payloads) == 1 + is_mended
@@ -360,7 +359,7 @@ def test_what_was_sent_and_forgotten_is_not_sent_by_the_next_one() -> None:
         pair.settle()
         pair.take_over()
         pair.settle()
-        assert pair.engine.messages_pending == 1
+        assert pair.engine.rows.pending == 1
         pair.advance(4 * HOUR_MS)
         assert len(pair.broker.payloads) == 31
         assert pair.broker.repeats == 0

@@ -22,11 +22,9 @@ from numpy.typing import NDArray
 
 from fairway import limits
 from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, EventKind, MasterDecision
-from fairway.delay.recovery import RECORD_COST, batches, known_from
+from fairway.delay.recovery import RECORD_COST, batches, catch_up, known_from
 from fairway.delay.schedule.append import ScheduleAppender
-from fairway.delay.schedule.loader import catch_up
-from fairway.delay.schedule.pending_rows import DecisionIndex, Rows, RowState
-from fairway.delay.schedule.wheel import RowNumbers
+from fairway.delay.schedule.pending_rows import DecisionIndex, RowNumbers, Rows, RowState
 from fairway.storage.log import Damaged
 from fairway.storage.record import Record
 from fairway.storage.segment import Damage

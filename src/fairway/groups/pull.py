@@ -244,6 +244,19 @@ FULL_MEMORY = (
 )
 
 
+class PullRequest(NamedTuple):
+    """What a pull asks for, and what its caller has found for it (`GroupStateMachine.pull`)."""
+
+    messages_max: int
+    fresh: Range | None
+    now_ms: int
+    number_after: int
+    keys: Sequence[int]
+    beside: Collection[int]
+    run_max: int
+    bytes_left: int | None
+
+
 class LotSelection:
     """Chooses unheld lots that are ready, then fresh messages."""
 
@@ -259,27 +272,20 @@ class LotSelection:
         "_state",
     )
 
-    def __init__(
-        self,
-        state: GroupState,
-        member: Member,
-        messages_max: int,
-        now_ms: int,
-        number_after: int,
-        bytes_left: int | None = None,
-    ) -> None:
+    def __init__(self, state: GroupState, member: Member, asked: PullRequest) -> None:
         self._state = state
         self._member = member
-        self._now_ms = now_ms
-        self._messages_left = messages_max
+        self._now_ms = asked.now_ms
+        self._messages_left = asked.messages_max
         self._lots_left = min(limits.RESPONSE_LOTS_MAX, limits.MEMBER_LOTS_MAX - len(member.lots))
         self._is_short = False  # of memory
+        bytes_left = asked.bytes_left
         if bytes_left is not None and bytes_left < self._lots_left * limits.HELD_LOT_BYTES:
             least = max(limits.GROUP_LOTS_MIN - state.held_count, 0)
             self._lots_left = min(self._lots_left, max(bytes_left // limits.HELD_LOT_BYTES, least))
             self._is_short = self._lots_left <= 0
         # A response may have arrived above the highest known number, because a crash may have taken its PULL.
-        self._number = max(member.number, member.arrived, number_after) + 1
+        self._number = max(member.number, member.arrived, asked.number_after) + 1
         if state.is_ordered:  # above every number of any member: the number is the fence of its messages
             self._number = max(self._number, state.number + 1)
         self._lots: list[Handout] = []
@@ -349,27 +355,16 @@ class KeyedChoice(LotSelection):
 
     __slots__ = ("_beside", "_by_key", "_keys", "_runs", "_runs_max")
 
-    def __init__(
-        self,
-        state: GroupState,
-        member: Member,
-        messages_max: int,
-        now_ms: int,
-        number_after: int,
-        keys: Sequence[int],
-        beside: Collection[int],
-        run_max: int,
-        bytes_left: int | None,
-    ) -> None:
-        super().__init__(state, member, messages_max, now_ms, number_after, bytes_left)
+    def __init__(self, state: GroupState, member: Member, asked: PullRequest) -> None:
+        super().__init__(state, member, asked)
         if state.keys is None:
             raise InvariantViolated("a group by key knows its keys")
         self._by_key = state.keys
-        self._keys = keys
-        self._beside = beside
-        run_max = min(run_max, limits.RUN_MESSAGES_MAX) if state.config.may_run else 1
+        self._keys = asked.keys
+        self._beside = asked.beside
+        run_max = min(asked.run_max, limits.RUN_MESSAGES_MAX) if state.config.may_run else 1
         self._runs = Runs(state.keys, max(run_max - 1, 0))
-        self._runs_max = messages_max // 2
+        self._runs_max = asked.messages_max // 2
 
     def made(self, fresh: Range | None) -> PullDecision:
         is_busy = self._lots_left <= 0
@@ -482,20 +477,8 @@ class StrictChoice(LotSelection):
 PAUSED_RETRY_AFTER_MS = 1_000
 
 
-def decide(
-    state: GroupState,
-    member: Member,
-    messages_max: int,
-    fresh: Range | None,
-    now_ms: int,
-    number_after: int,
-    keys: Sequence[int] = (),
-    beside: Collection[int] = (),
-    run_max: int = 1,
-    bytes_left: int | None = None,
-) -> PullDecision:
-    """`fresh` is (first, count) at or above the cursor. Sequences in between are skipped, even with a count of 0."""
-    if messages_max < 1:
+def decide(state: GroupState, member: Member, asked: PullRequest) -> PullDecision:
+    if asked.messages_max < 1:
         return PullDecision(GroupOutcome.BAD_REQUEST, sentence="a pull asks for at least one message")
     if member.version != state.config.version:
         return PullDecision(
@@ -507,15 +490,13 @@ def decide(
     if state.is_paused or member.name in state.paused:
         return PullDecision(GroupOutcome.PAUSED, retry_after_ms=PAUSED_RETRY_AFTER_MS)
     if not state.is_ordered:
-        return LotSelection(state, member, messages_max, now_ms, number_after, bytes_left).made(fresh)
-    if state.is_mixed and state.in_flight:
-        fresh = None
+        return LotSelection(state, member, asked).made(asked.fresh)
+    fresh = None if state.is_mixed and state.in_flight else asked.fresh
     if state.config.order is not Order.STRICT:
-        choice = KeyedChoice(state, member, messages_max, now_ms, number_after, keys, beside, run_max, bytes_left)
-        return choice.made(fresh)
+        return KeyedChoice(state, member, asked).made(fresh)
     if member.id != state.roster.eldest_id:
         return PullDecision(GroupOutcome.STANDBY)
-    return StrictChoice(state, member, messages_max, now_ms, number_after, bytes_left).made(fresh)
+    return StrictChoice(state, member, asked).made(fresh)
 
 
 def _unarrived(state: GroupState, member: Member) -> PullDecision | None:

@@ -224,9 +224,8 @@ class GroupStateMachine:
             return PullDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        return pull.decide(
-            self._state, member, messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left
-        )
+        asked = pull.PullRequest(messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left)
+        return pull.decide(self._state, member, asked)
 
     def has_unarrived(self, name: ConsumerName) -> bool:
         """Whether a response to this consumer did not arrive, by its last request: the next pull resends it."""

@@ -341,21 +341,15 @@ class RegistryRequestHandler:
         """Register the watch first, compare again, then wait."""
         news = guest.news_of(asked.path, self.memory.room(asked.session, guest.home))
         self.memory.note(asked.session, guest.held_bytes)
-        changed = news.changed
         if asked.number == news.number and asked.wait_ms:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(asked.wait_ms, WAIT_MS_MAX) / 1_000):
-                    await changed.wait()
+            await _wait(news.changed, asked.wait_ms)
         return Registered(path=asked.path, number=news.number)
 
     async def _feed(self, asked: Register) -> Registered:
         """In the same order: register the feed first, compare again, then wait."""
         feed = self._feed_of(asked.path)
-        changed = feed.changed
         if not feed.is_news_since(asked.number) and asked.wait_ms:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(asked.wait_ms, WAIT_MS_MAX) / 1_000):
-                    await changed.wait()
+            await _wait(feed.changed, asked.wait_ms)
         return feed.since(asked.number)
 
     def _feed_of(self, root: str) -> _Feed:
@@ -367,3 +361,9 @@ class RegistryRequestHandler:
             feed.watch = self._own.watch_tree(root, feed.note)
             self._feeds[root] = feed
         return feed
+
+
+async def _wait(changed: asyncio.Event, wait_ms: int) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(min(wait_ms, WAIT_MS_MAX) / 1_000):
+            await changed.wait()

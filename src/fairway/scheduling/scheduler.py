@@ -396,7 +396,8 @@ class Scheduler:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._call_first()
+        if self._first:
+            self._call_first()
         now_ns = self._now_ns()
         end_ns = now_ns + self._options.slice_ns
         try:
@@ -409,7 +410,8 @@ class Scheduler:
             self._is_kicked = False
             self._kick()
             self._after_turn()
-            self._call_first()
+            if self._first:
+                self._call_first()
 
     def _next_actor(self) -> Actor | None:
         """The first ready actor, which stays in the heap. Its next request may start later than when the actor was

@@ -50,7 +50,7 @@ from fairway.runtime.disk import READERS, Disk
 from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.runtime.threads import JobRunner, WorkPool
-from fairway.scheduling import Processor, RunOrder, Scheduler, SchedulerOptions
+from fairway.scheduling import Processor, Scheduler, SchedulerOptions, VirtualTime
 from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of
 from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
 from fairway.serving.memory_budget import Allowance
@@ -133,7 +133,7 @@ class Broker:
         options: BrokerOptions,
         store: Store,
         groups: Groups,
-        order: RunOrder | None = None,
+        order: VirtualTime | None = None,
         delay: DelayPort | None = None,
         copy_status: CopyStatus | None = None,
         is_off: IsOff | None = None,
@@ -212,7 +212,7 @@ class Broker:
         cls,
         world: BrokerWorld,
         options: BrokerOptions,
-        order: RunOrder | None = None,
+        order: VirtualTime | None = None,
         *,
         delay: DelayPort | None = None,
     ) -> Broker:

@@ -18,7 +18,7 @@ The package knows nothing of storage or protocol. Everything runs on one loop's 
 
 from fairway.scheduling.actor import Account, Actor, Expiry, Processor, Request, TurnResult
 from fairway.scheduling.scheduler import Loop, Scheduler, SchedulerCounters, SchedulerOptions
-from fairway.scheduling.virtual_time import RunOrder, VirtualTime
+from fairway.scheduling.virtual_time import VirtualTime
 
 __all__ = [
     "Account",
@@ -27,7 +27,6 @@ __all__ = [
     "Loop",
     "Processor",
     "Request",
-    "RunOrder",
     "Scheduler",
     "SchedulerCounters",
     "SchedulerOptions",

@@ -44,7 +44,7 @@ from fairway.scheduling.actor import (
     Request,
     TurnResult,
 )
-from fairway.scheduling.virtual_time import RunOrder, VirtualTime
+from fairway.scheduling.virtual_time import VirtualTime
 
 RequestT = TypeVar("RequestT", bound=Request)
 
@@ -169,14 +169,14 @@ class Scheduler:
         clock: Clock,
         loop: Loop,
         options: SchedulerOptions | None = None,
-        order: RunOrder | None = None,
+        order: VirtualTime | None = None,
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """`after_turn` is called at the end of each turn, for work that the turn's requests have begun together."""
         self._now_ns = clock.monotonic_ns
         self._loop = loop
         self._options = options if options is not None else SchedulerOptions()
-        self._order: RunOrder = order if order is not None else VirtualTime()
+        self._order: VirtualTime = order if order is not None else VirtualTime()
         # A slice ends by its charge, so that it also ends on a clock that stands still.
         slice_requests = self._options.slice_ns // max(1, self._options.floor_ns)
         self._slice_requests_max = max(1, min(slice_requests, self._order.slice_requests_max))

@@ -26,8 +26,6 @@ with each request would always go first.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from fairway.scheduling.actor import Account, Actor, MailboxItem
 
 # 0.1 s: the longest time that a single charge (a disk that hangs for a minute) holds an actor back
@@ -41,46 +39,11 @@ AHEAD_NS = 2_000_000  # 2 ms, ten slices: a connection that is so far ahead of t
 _COST_SHARE = 0.1  # of the newest request in the expected cost of a request
 
 
-class RunOrder(Protocol):
-    """What the scheduler asks of an order. The least rank is next; ties go to the actor that became ready first."""
-
-    @property
-    def slice_requests_max(self) -> int:
-        """How many requests an actor may handle before the scheduler picks again, if its time lasts."""
-
-    def enter(self, actor: Actor) -> None:
-        """Note that an idle or new actor becomes ready."""
-
-    def place(self, item: MailboxItem) -> None:
-        """Set the start of a request that has arrived or was woken."""
-
-    def rank(self, actor: Actor) -> float:
-        """The actor's rank among the ready actors."""
-
-    def charge(self, actor: Actor, charge_ns: float) -> None:
-        """Charge the actor for time used."""
-
-    def settle(self, item: MailboxItem, charge_ns: float) -> None:
-        """Charge the request's account for time used."""
-
-    def charge_account(self, account: Account, charge_ns: float) -> None:
-        """Charge a connection for time used without a request."""
-
-    def is_ahead(self, account: Account) -> bool:
-        """Whether a connection has used more than its share, or has already asked for more."""
-
-    def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
-        """Advance by time given while actors of this weight were ready. `least_rank`: the least among these, if there
-        are any."""
-
-    def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
-        """Advance by time that no actor was given."""
-
-
 class VirtualTime:
-    """Least virtual time first. The minimum never goes back."""
+    """Least virtual time first. The minimum never goes back. The least rank is next; ties go to the actor that became
+    ready first."""
 
-    slice_requests_max = 1 << 62
+    slice_requests_max = 1 << 62  # that an actor may handle before the scheduler picks again, if its time lasts
 
     def __init__(self, lead_ns_max: int = LEAD_NS_MAX, credit_ns: int = CREDIT_NS) -> None:
         self.minimum_ns = 0.0
@@ -88,10 +51,12 @@ class VirtualTime:
         self._credit_ns = credit_ns
 
     def enter(self, actor: Actor) -> None:
+        """Note that an idle or new actor becomes ready."""
         credit_ns = self._credit_ns if actor.slices else 0  # a new actor has not earned any
         actor.virtual_ns = max(actor.virtual_ns, self.minimum_ns - credit_ns)
 
     def place(self, item: MailboxItem) -> None:
+        """Set the start of a request that has arrived or was woken."""
         item.is_placed = True
         account = item.account
         if account is None:
@@ -103,6 +68,7 @@ class VirtualTime:
         account.end_ns = start_ns + account.cost_ns
 
     def rank(self, actor: Actor) -> float:
+        """The actor's rank among the ready actors."""
         item = actor.mailbox.first()
         while item is not None and item.start_ns < (least_ns := self._least_start_ns(item.account)):
             actor.mailbox.defer(item, least_ns)
@@ -126,6 +92,7 @@ class VirtualTime:
         actor.virtual_ns = used_ns
 
     def settle(self, item: MailboxItem, charge_ns: float) -> None:
+        """Charge the request's account for time used."""
         account = item.account
         if account is not None:
             account.end_ns += charge_ns - item.expected_ns
@@ -135,17 +102,22 @@ class VirtualTime:
             account.is_new = False
 
     def charge_account(self, account: Account, charge_ns: float) -> None:
+        """Charge a connection for time used without a request."""
         account.end_ns = max(account.end_ns, self.minimum_ns - self._credit_ns) + charge_ns
 
     def is_ahead(self, account: Account) -> bool:
+        """Whether a connection has used more than its share, or has already asked for more."""
         return account.end_ns > self.minimum_ns + AHEAD_NS
 
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        """Advance by time given while actors of this weight were ready. `least_rank`: the least among these, if there
+        are any."""
         self.minimum_ns += charge_ns / ready_weight
         if least_rank is not None and least_rank > self.minimum_ns:
             self.minimum_ns = least_rank
 
     def advance_beside(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
+        """Advance by time that no actor was given."""
         reached_ns = self.minimum_ns + charge_ns / (ready_weight + 1)
         if least_rank is not None:
             reached_ns = min(reached_ns, least_rank + SLACK_NS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fairway.scheduling import Actor, RunOrder, SchedulerOptions, TurnResult
+from fairway.scheduling import Actor, SchedulerOptions, TurnResult, VirtualTime
 from fairway.scheduling.virtual_time import CREDIT_NS
 from tests.unit.scheduling.stage import Ask, Group, Stage
 
@@ -12,10 +12,10 @@ MS = 1_000_000
 SLICE_NS = SchedulerOptions().slice_ns
 TOLERANCE = 0.05
 
-MakeOrder = Callable[[], RunOrder]
+MakeOrder = Callable[[], VirtualTime]
 
 
-def shares(order: RunOrder, groups: Sequence[tuple[int, int]], weights: Mapping[int, float], ns: int) -> list[float]:
+def shares(order: VirtualTime, groups: Sequence[tuple[int, int]], weights: Mapping[int, float], ns: int) -> list[float]:
     """Time per weight of groups of (consumers, cost), all with something to do all the time; their mean is 1."""
     stage = Stage(order=order)
     for key, weight in weights.items():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import count
 
-from fairway.scheduling import Account, Actor
+from fairway.scheduling import Account, Actor, VirtualTime
 from fairway.scheduling.actor import MailboxItem
 
 
-class TotalTime:
+class TotalTime(VirtualTime):
     """Least time ever used first: one that was quiet starves all others when it wakes up."""
 
     slice_requests_max = 1 << 62
@@ -51,7 +51,7 @@ class LastExecution(TotalTime):
         return next(self._turns)
 
 
-class Arrival:
+class Arrival(VirtualTime):
     """First come, first served, one request at a time, from any connection."""
 
     slice_requests_max = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairway.errors import Refused
 from fairway.runtime.clock import SimClock
 from fairway.runtime.rng import SeededRng
-from fairway.scheduling import Account, Actor, Expiry, RunOrder, Scheduler, SchedulerOptions, TurnResult
+from fairway.scheduling import Account, Actor, Expiry, Scheduler, SchedulerOptions, TurnResult, VirtualTime
 from fairway.simulation.loop import ExceptionContext, SimLoop
 
 FAR_NS = 1 << 60
@@ -50,7 +50,7 @@ class Stage:
     """The loop, the scheduler, and a processor for every `Ask`."""
 
     def __init__(
-        self, options: SchedulerOptions | None = None, order: RunOrder | None = None, seed: int | str = 1
+        self, options: SchedulerOptions | None = None, order: VirtualTime | None = None, seed: int | str = 1
     ) -> None:
         self.rng = SeededRng(seed)
         self.loop = SimLoop(self.rng.child("loop"))

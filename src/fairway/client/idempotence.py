@@ -265,15 +265,15 @@ class Claims(ABC):
     def _finish(self, key: str) -> None:
         """Remember the key as done."""
 
-    @abstractmethod
-    async def _finish_async(self, key: str) -> None: ...
+    async def _finish_async(self, key: str) -> None:
+        self._finish(key)
 
     @abstractmethod
     def _drop(self, key: str, holder: str) -> None:
         """Give up the claim: the key is not done, and any call may claim it."""
 
-    @abstractmethod
-    async def _drop_async(self, key: str, holder: str) -> None: ...
+    async def _drop_async(self, key: str, holder: str) -> None:
+        self._drop(key, holder)
 
     async def close_async(self) -> None:  # noqa: B027  nothing here is of a loop
         """Nothing to close."""
@@ -487,16 +487,10 @@ class MemoryInbox(Claims):
             latch = self._in_process.pop(key)
         latch.open()
 
-    async def _finish_async(self, key: str) -> None:
-        self._finish(key)
-
     def _drop(self, key: str, holder: str) -> None:
         with self._lock:
             latch = self._in_process.pop(key)
         latch.open()
-
-    async def _drop_async(self, key: str, holder: str) -> None:
-        self._drop(key, holder)
 
     def _forget(self) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -16,7 +16,7 @@ from fairway.protocol.route_messages import SubjectRoute
 from tests.support.stub_server import group
 from tests.unit.client.broker import WAIT_S
 from tests.unit.client.cluster import Cluster, clustered
-from tests.unit.client.test_sync_receipts import DelayServer
+from tests.unit.client.test_delayed_messages_processes import DelayServer
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def rows(engine: sa.Engine, inbox: SqlInbox) -> int:
         return connection.execute(sa.select(sa.func.count()).select_from(inbox.table)).scalar_one()
 
 
-class Desk:
+class Stage:
     """An app with one listener, and messages for it."""
 
     def __init__(self, broker: MemoryBroker, inbox: SqlInbox, handler: Callable[..., Any], **options: Any) -> None:
@@ -85,10 +85,10 @@ def book(message: fairway.Message, session: Session) -> None:
 
 def test_the_effect_happens_once(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, book)
-    desk.send(5, 5, 5)
+    stage = Stage(fairway_broker, inbox, book)
+    stage.send(5, 5, 5)
     assert bookings(engine) == [5]
-    assert (desk.state.lag, desk.state.retrying, rows(engine, inbox)) == (0, 0, 1)
+    assert (stage.state.lag, stage.state.retrying, rows(engine, inbox)) == (0, 0, 1)
     assert (inbox.counts.recorded, inbox.counts.done_before) == (1, 2)
 
 
@@ -96,8 +96,8 @@ def test_a_connection_will_do(engine: sa.Engine, fairway_broker: MemoryBroker) -
     def by_hand(message: fairway.Message, connection: sa.Connection) -> None:
         connection.execute(sa.insert(Booking).values(cents=int(message.payload)))
 
-    desk = Desk(fairway_broker, SqlInbox(engine), by_hand)
-    desk.send(5, 5)
+    stage = Stage(fairway_broker, SqlInbox(engine), by_hand)
+    stage.send(5, 5)
     assert bookings(engine) == [5]
 
 
@@ -114,10 +114,10 @@ def test_what_raises_rolls_back_effect_and_record(
             raise failures.pop()
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, fragile)
-    desk.send(5)
-    assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([], 0, 1)
-    desk.later()
+    stage = Stage(fairway_broker, inbox, fragile)
+    stage.send(5)
+    assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([], 0, 1)
+    stage.later()
     assert (bookings(engine), rows(engine, inbox)) == ([5], 1)
 
 
@@ -129,35 +129,35 @@ def test_what_was_rejected_is_done_when_it_is_redriven(engine: sa.Engine, fairwa
         if refusing:
             raise fairway.Reject("no such account")
 
-    desk = Desk(fairway_broker, SqlInbox(engine), strict)
-    desk.send(5)
-    assert (bookings(engine), desk.state.dead) == ([], 1)
+    stage = Stage(fairway_broker, SqlInbox(engine), strict)
+    stage.send(5)
+    assert (bookings(engine), stage.state.dead) == ([], 1)
     refusing.clear()
-    assert desk.fw.redrive(SUBJECT, GROUP).count == 1
-    desk.broker.handle(desk.app)
+    assert stage.fw.redrive(SUBJECT, GROUP).count == 1
+    stage.broker.handle(stage.app)
     assert bookings(engine) == [5]
 
 
 def test_what_was_done_is_not_done_again_when_it_is_redriven(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, book)
-    desk.fw.send(SUBJECT, b"5", id=ID).result()
-    with desk.fw.consumer(SUBJECT, group=GROUP) as consumer:
+    stage = Stage(fairway_broker, inbox, book)
+    stage.fw.send(SUBJECT, b"5", id=ID).result()
+    with stage.fw.consumer(SUBJECT, group=GROUP) as consumer:
         [message] = consumer.take(1, timeout=5)
         inbox.guard(book, is_async=False, is_batch=False)([message])
         message.reject("its acks were lost until all attempts were used up")
     fairway_broker.clock.advance(seconds=1)
-    assert desk.fw.redrive(SUBJECT, GROUP).count == 1
-    assert fairway_broker.handle(desk.app) == 1
-    assert (bookings(engine), desk.state.lag, desk.state.retrying) == ([5], 0, 0)
+    assert stage.fw.redrive(SUBJECT, GROUP).count == 1
+    assert fairway_broker.handle(stage.app) == 1
+    assert (bookings(engine), stage.state.lag, stage.state.retrying) == ([5], 0, 0)
 
 
 def test_replays_and_keys(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
-    desk = Desk(fairway_broker, SqlInbox(engine, by="key"), book)
+    stage = Stage(fairway_broker, SqlInbox(engine, by="key"), book)
     for key, replay in (("a", None), ("A", None), ("a ", None), ("a", None), ("a", "march"), ("a", "march")):
-        desk.send(5, key=key, headers={REPLAY_ID: replay} if replay else None, id=None)
-    desk.send(5, key="ä" * 500, id=None)
-    desk.send(5, key="ä" * 500, id=None)
+        stage.send(5, key=key, headers={REPLAY_ID: replay} if replay else None, id=None)
+    stage.send(5, key="ä" * 500, id=None)
+    stage.send(5, key="ä" * 500, id=None)
     assert len(bookings(engine)) == 5  # a, A, a with a space, the replay, the long one
 
 
@@ -187,14 +187,14 @@ def test_of_a_list_only_what_is_new_is_handled(engine: sa.Engine, fairway_broker
                 book(message, session)
 
     inbox = SqlInbox(engine, by="key")
-    desk = Desk(fairway_broker, inbox, book_all, batch=True)
+    stage = Stage(fairway_broker, inbox, book_all, batch=True)
     for cents in ([1, 2, 1, 9], [2, 3], [3]):
         payloads = [str(each).encode() for each in cents]
-        desk.fw.send_many(SUBJECT, payloads, keys=[str(each) for each in cents]).result()
-        desk.broker.handle(desk.app)
-    desk.later()
+        stage.fw.send_many(SUBJECT, payloads, keys=[str(each) for each in cents]).result()
+        stage.broker.handle(stage.app)
+    stage.later()
     assert lists == [[b"1", b"2", b"9"], [b"3"], [b"9"]]
-    assert (sorted(bookings(engine)), rows(engine, inbox), desk.state.lag) == ([1, 2, 3, 9], 4, 0)
+    assert (sorted(bookings(engine)), rows(engine, inbox), stage.state.lag) == ([1, 2, 3, 9], 4, 0)
 
 
 def test_a_list_on_a_database_without_returning(mariadb_url: str, fairway_broker: MemoryBroker) -> None:
@@ -209,10 +209,10 @@ def test_a_list_on_a_database_without_returning(mariadb_url: str, fairway_broker
         for message in messages:
             book(message, session)
 
-    desk = Desk(fairway_broker, inbox, book_all, batch=True)
+    stage = Stage(fairway_broker, inbox, book_all, batch=True)
     for cents in ([1, 2, 1], [2, 3]):
-        desk.fw.send_many(SUBJECT, [b"%d" % each for each in cents], keys=[str(each) for each in cents]).result()
-        desk.broker.handle(desk.app)
+        stage.fw.send_many(SUBJECT, [b"%d" % each for each in cents], keys=[str(each) for each in cents]).result()
+        stage.broker.handle(stage.app)
     assert bookings(engine) == [1, 2, 3]
     engine.dispose()
 
@@ -230,11 +230,11 @@ def test_of_a_list_that_fails_nothing_stays(engine: sa.Engine, fairway_broker: M
             raise LookupError("no such account")
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, book_all, batch=True)
-    desk.fw.send_many(SUBJECT, [b"1", b"2", b"3"]).result()
-    desk.broker.handle(desk.app)
-    assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([], 0, 3)
-    desk.later()
+    stage = Stage(fairway_broker, inbox, book_all, batch=True)
+    stage.fw.send_many(SUBJECT, [b"1", b"2", b"3"]).result()
+    stage.broker.handle(stage.app)
+    assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([], 0, 3)
+    stage.later()
     assert (bookings(engine), rows(engine, inbox), calls) == ([1, 2, 3], 3, [3, 3])
 
 
@@ -255,10 +255,10 @@ def test_a_commit_of_the_session_does_not_part_record_and_effect(
             raise LookupError("after the commit")
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, hasty)
-    desk.send(5)
+    stage = Stage(fairway_broker, inbox, hasty)
+    stage.send(5)
     assert (bookings(engine), rows(engine, inbox)) == ([], 0)
-    desk.later()
+    stage.later()
     assert (bookings(engine), rows(engine, inbox)) == ([5, 5], 1)
 
 
@@ -271,9 +271,9 @@ def test_a_handler_that_rolls_back_and_returns_has_not_done_it(
         session.rollback()
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, giving_up)
-    desk.send(5)
-    assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([], 0, 1)
+    stage = Stage(fairway_broker, inbox, giving_up)
+    stage.send(5)
+    assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([], 0, 1)
     assert "has ended the transaction" in caplog.text
 
 
@@ -285,12 +285,12 @@ def test_a_commit_of_the_connection_takes_the_record_along(
         connection.commit()
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, hasty)
-    desk.send(5)
-    assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([5], 1, 1)
+    stage = Stage(fairway_broker, inbox, hasty)
+    stage.send(5)
+    assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([5], 1, 1)
     assert "has ended the transaction" in caplog.text
-    desk.later()
-    assert (bookings(engine), desk.state.retrying) == ([5], 0)
+    stage.later()
+    assert (bookings(engine), stage.state.retrying) == ([5], 0)
 
 
 def test_a_swallowed_error_does_not_make_an_ack_of_a_rollback(
@@ -304,12 +304,12 @@ def test_a_swallowed_error_does_not_make_an_ack_of_a_rollback(
             connection.execute(sa.text("SELECT nothing FROM nowhere"))
 
     inbox = SqlInbox(engine)
-    desk = Desk(fairway_broker, inbox, careless)
-    desk.send(5)
+    stage = Stage(fairway_broker, inbox, careless)
+    stage.send(5)
     if engine.dialect.name == "postgresql":
-        assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([], 0, 1)
+        assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([], 0, 1)
     else:  # only the statement failed
-        assert (bookings(engine), rows(engine, inbox), desk.state.retrying) == ([5], 1, 0)
+        assert (bookings(engine), rows(engine, inbox), stage.state.retrying) == ([5], 1, 0)
 
 
 def test_an_error_within_a_savepoint_is_the_handlers_own(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
@@ -318,9 +318,9 @@ def test_an_error_within_a_savepoint_is_the_handlers_own(engine: sa.Engine, fair
         with pytest.raises(sa.exc.DBAPIError), connection.begin_nested():
             connection.execute(sa.insert(Booking).values(number=1, cents=0))
 
-    desk = Desk(fairway_broker, SqlInbox(engine), careful)
-    desk.send(5, 5)
-    assert (bookings(engine), desk.state.retrying) == ([5], 0)
+    stage = Stage(fairway_broker, SqlInbox(engine), careful)
+    stage.send(5, 5)
+    assert (bookings(engine), stage.state.retrying) == ([5], 0)
 
 
 def test_sessions_of_the_users_own_making(engine: sa.Engine, fairway_broker: MemoryBroker) -> None:
@@ -331,7 +331,7 @@ def test_sessions_of_the_users_own_making(engine: sa.Engine, fairway_broker: Mem
         book(message, session)
 
     inbox = SqlInbox(engine, session=sessionmaker(engine, info={"tenant": "hotel"}))
-    Desk(fairway_broker, inbox, note).send(5, 5)
+    Stage(fairway_broker, inbox, note).send(5, 5)
     assert (seen, bookings(engine)) == ([{"tenant": "hotel"}], [5])
 
 
@@ -496,10 +496,10 @@ def test_listeners_remove_old_rows_by_themselves(engine: sa.Engine, fairway_brok
 
     def nothing(messages: Sequence[fairway.Message], session: Session) -> None: ...
 
-    desk = Desk(fairway_broker, inbox, nothing, batch=True)
+    stage = Stage(fairway_broker, inbox, nothing, batch=True)
     for _ in range(4):
-        desk.fw.send_many(SUBJECT, [b"x"] * 500).result()
-        desk.broker.handle(desk.app)
+        stage.fw.send_many(SUBJECT, [b"x"] * 500).result()
+        stage.broker.handle(stage.app)
         clock.advance(DAY_MS + 1)
     assert rows(engine, inbox) == 500
     assert inbox.counts.expired == 1_500
@@ -512,10 +512,10 @@ def test_rows_of_a_time_in_which_the_clock_was_behind_are_kept(engine: sa.Engine
 
     def nothing(messages: Sequence[fairway.Message], session: Session) -> None: ...
 
-    desk = Desk(fairway_broker, inbox, nothing, batch=True)
+    stage = Stage(fairway_broker, inbox, nothing, batch=True)
     clock.jump(-365 * DAY_MS)
-    desk.fw.send_many(SUBJECT, [b"x"] * 5).result()
-    desk.broker.handle(desk.app)
+    stage.fw.send_many(SUBJECT, [b"x"] * 5).result()
+    stage.broker.handle(stage.app)
     clock.advance(120_000)
     clock.jump(365 * DAY_MS)
     for _ in range(3):

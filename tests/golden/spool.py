@@ -35,8 +35,8 @@ def data(first: int, *payloads: bytes) -> bytes:
     return batch.encode(payloads, producer_id=77, first_sequence=first, created_ms=START_MS)
 
 
-class Desk:
-    """A journal on a disk that is done when it is told to be."""
+class JournalStage:
+    """A journal on a disk whose operations are done when the test says so."""
 
     def __init__(self, *, is_cluster: bool, key: bytes = b"") -> None:
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -78,7 +78,7 @@ def nobody(_: object) -> None:
 
 def files(key: bytes = b"") -> dict[str, bytes]:
     """What this version writes, from fixed inputs."""
-    coordinator = Desk(is_cluster=False, key=key)
+    coordinator = JournalStage(is_cluster=False, key=key)
     coordinator.keep(Handed("orders", 2, True, data(0, b"a", b"b")))
     coordinator.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b"")))
     coordinator.keep(Handed("orders", 1, False, data(4, b"d" * 300)))
@@ -97,7 +97,7 @@ def files(key: bytes = b"") -> dict[str, bytes]:
 
 def cluster_files(key: bytes = b"") -> dict[str, bytes]:
     """The same of a client of a cluster."""
-    coordinator = Desk(is_cluster=True, key=key)
+    coordinator = JournalStage(is_cluster=True, key=key)
     coordinator.keep(Handed("orders", 2, True, data(0, b"a", b"b"), "east"))
     coordinator.keep(Handed("bills.EU-1_x", 1, False, data(2, b"c")), Handed("orders", 1, False, data(3, b""), "east"))
     loaded = coordinator.load()

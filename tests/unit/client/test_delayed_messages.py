@@ -177,6 +177,6 @@ def test_any_other_refusal_is_the_callers_to_judge() -> None:
     questions = RequestQueue(repeats)
     question = questions.put(CommandRequest(delayed_messages.count(Which())))
     (ask,) = questions.asks(8, 0)
-    questions.answered(ask.token, Refused(Code.BAD_REQUEST, "no desk"), 0)
-    with pytest.raises(Refused, match="no desk"):
+    questions.answered(ask.token, Refused(Code.BAD_REQUEST, "no such verb"), 0)
+    with pytest.raises(Refused, match="no such verb"):
         question.answer()

@@ -32,10 +32,10 @@ from tests.unit.client.test_spool_journal import NUMBER, SEGMENT_BYTES, Stage
 CLOCK = RealClock()
 STREAM = 7
 OPERATIONS = 40  # more than any of these takes
-Lost: TypeAlias = Callable[["Desk"], None]
+Lost: TypeAlias = Callable[["DirectoryStage"], None]
 
 
-class Desk(Stage):
+class DirectoryStage(Stage):
     """One whose disk does no more than somebody waits for."""
 
     def settle_until(self, is_done: Callable[[], bool]) -> None:
@@ -56,12 +56,12 @@ def payloads(entries: list[SpoolEntry]) -> list[bytes]:
     return [bytes(each) for entry in entries for each in batch.decode(entry.data).payloads]
 
 
-def aside_payloads(stage: Desk) -> list[bytes]:
+def aside_payloads(stage: DirectoryStage) -> list[bytes]:
     found = [stage.journal.read_aside(f"{each.number:016x}")[1] for each in stage.journal.asides()]
     return [bytes(each) for data in found for each in batch.decode(data).payloads]
 
 
-def bench(stage: Desk) -> Bench:
+def bench(stage: DirectoryStage) -> Bench:
     def wait(work: Callable[[Completion], None]) -> None:
         outcomes: list[StorageFault | None] = []
         work(outcomes.append)
@@ -74,28 +74,28 @@ def bench(stage: Desk) -> Bench:
     return Bench(stage.journal, SeededRng(3), wait)
 
 
-def kept(*batches: Handed, is_cluster: bool = False) -> Desk:
-    stage = Desk()
+def kept(*batches: Handed, is_cluster: bool = False) -> DirectoryStage:
+    stage = DirectoryStage()
     stage.journal = Journal(stage.disk, NUMBER, stage.clock, segment_bytes=SEGMENT_BYTES, is_cluster=is_cluster)
     stage.journal.keep(batches, lambda _: None)
     stage.settle()
     return stage
 
 
-def set_aside(stage: Desk, *numbers: int, is_unknown: bool = False) -> None:
+def set_aside(stage: DirectoryStage, *numbers: int, is_unknown: bool = False) -> None:
     for entry in [each for each in stage.load() if each.number in numbers]:
         stage.journal.set_aside(entry, "TOO_LARGE: no", STREAM, is_unknown, lambda _: None)
         stage.settle()
 
 
-def some_aside() -> Desk:
+def some_aside() -> DirectoryStage:
     """0 and 2 are set aside, of which the journal has noted nothing: the process died at once. 1 and 3 wait."""
     stage = kept(*map(handed, range(4)))
     set_aside(stage, 0, 2)
     return stage
 
 
-def all_aside() -> Desk:
+def all_aside() -> DirectoryStage:
     """Nothing else was left, so there is no segment either."""
     stage = kept(*map(handed, range(4)))
     set_aside(stage, 0, 1, 2, 3)
@@ -103,7 +103,7 @@ def all_aside() -> Desk:
     return stage
 
 
-def all_aside_unnoted() -> Desk:
+def all_aside_unnoted() -> DirectoryStage:
     """The same, but the process died before it could remove the segment: whoever opens the journal does."""
     stage = kept(*map(handed, range(4)))
     for entry in stage.load():
@@ -112,7 +112,7 @@ def all_aside_unnoted() -> Desk:
     return stage
 
 
-def some_pinned() -> Desk:
+def some_pinned() -> DirectoryStage:
     """0 was under way when it came; 1 and 2 are about to be sent; 3 goes to another group."""
     stage = kept(
         *(handed(each, was_sent=not each, group="b" if each == 3 else "a") for each in range(4)), is_cluster=True
@@ -122,15 +122,15 @@ def some_pinned() -> Desk:
     return stage
 
 
-def dies(stage: Desk) -> None:
+def dies(stage: DirectoryStage) -> None:
     stage.reopen(has_power=True)
 
 
-def loses_power(stage: Desk) -> None:
+def loses_power(stage: DirectoryStage) -> None:
     stage.reopen(has_power=False)
 
 
-def cut_short(stage: Desk, operations: int, work: Callable[[Bench], None]) -> bool:
+def cut_short(stage: DirectoryStage, operations: int, work: Callable[[Bench], None]) -> bool:
     """Whether the power went before it was done."""
     stage.disk.crash_after(operations)
     with suppress(SimulatedPowerCut):
@@ -159,7 +159,9 @@ EACH = [b"0", b"1", b"2", b"3"]
 
 @pytest.mark.parametrize("crash", [dies, loses_power])
 @pytest.mark.parametrize("stage_of", [some_aside, all_aside, all_aside_unnoted])
-def test_what_is_put_back_is_there_once_wherever_it_is_cut_short(stage_of: Callable[[], Desk], crash: Lost) -> None:
+def test_what_is_put_back_is_there_once_wherever_it_is_cut_short(
+    stage_of: Callable[[], DirectoryStage], crash: Lost
+) -> None:
     was_cut = []
     for operations in range(1, OPERATIONS):
         stage = stage_of()
@@ -198,7 +200,9 @@ def test_what_is_pinned_is_there_once_wherever_it_is_cut_short(crash: Lost) -> N
 
 @pytest.mark.parametrize("crash", [dies, loses_power])
 @pytest.mark.parametrize("stage_of", [some_aside, all_aside, all_aside_unnoted])
-def test_what_is_discarded_never_comes_back_wherever_it_is_cut_short(stage_of: Callable[[], Desk], crash: Lost) -> None:
+def test_what_is_discarded_never_comes_back_wherever_it_is_cut_short(
+    stage_of: Callable[[], DirectoryStage], crash: Lost
+) -> None:
     was_cut = []
     for operations in range(1, OPERATIONS):
         stage = stage_of()

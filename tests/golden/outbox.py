@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from fairway.sql.table_setup import make
+from fairway.sql.database import make
 from fairway.sql.outbox_table import PARKED_MS, outbox_table
 from fairway.sql.outbox_writer import OutboxWriter
 from fairway.runtime.clock import ManualClock

@@ -19,8 +19,8 @@ from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
 from fairway.sql.outbox_batches import BUNDLE_MAX, OutboxBatch, OutboxBatchSession
-from fairway.sql.outbox_encoding import Lone, Origin, OutboxRow, OutboxStream, Streams, letter, sealed, together
-from fairway.sql.outbox_rows import SOME, TakenRows, judge_taken
+from fairway.sql.outbox_encoding import Lone, Origin, OutboxRow, OutboxStream, Streams, new_message, sealed, together
+from fairway.sql.relay_rounds import SOME, TakenRows, judge_taken
 
 ROOM = 8
 CLOCK = ManualClock(1_800_000_000_000)
@@ -105,11 +105,11 @@ class Shop:
 
     def commit(self, messages: int) -> None:
         """One message in a transaction, or several."""
-        letters = []
+        given = []
         for _ in range(messages):
             self.made.append(b"%d" % len(self.made))
-            letters.append(letter(self._origin.next_id(), CLOCK, "s", self.made[-1], "k", (), None, None, None))
-        for row, stream in sealed(letters, self._streams, CLOCK.wall_ms(), 0):
+            given.append(new_message(self._origin.next_id(), CLOCK, "s", self.made[-1], "k", (), None, None, None))
+        for row, stream in sealed(given, self._streams, CLOCK.wall_ms(), 0):
             self.table[row.id] = row
             settled = partial(self._settled, row.id, stream)
             self._posting.put(OutboxBatch(row.subject, row.body, settled, is_resent=True, lone=row.lone))
@@ -260,7 +260,7 @@ def test_rows_of_one_stream_travel_together_and_those_of_two_do_not() -> None:
     one, other = Streams(CLOCK, rng), Streams(CLOCK, rng)
     origin = Origin(rng)
     for streams in (one, one, other, one, one, one):
-        made = letter(origin.next_id(), CLOCK, "s", b"x", None, (), None, None, None)
+        made = new_message(origin.next_id(), CLOCK, "s", b"x", None, (), None, None, None)
         [(row, stream)] = sealed([made], streams, CLOCK.wall_ms(), 0)
         posting.put(OutboxBatch(row.subject, row.body, lone=row.lone))
         streams.give_back(stream, 1)
@@ -295,14 +295,14 @@ def test_what_travels_together_is_what_the_rows_hold() -> None:
         tags = ("t",) if number % 3 else ()
         key = None if number % 2 else f"k{number}"
         headers = {"n": str(number)} if number % 5 else None
-        made = letter(origin.next_id(), CLOCK, "s", b"%d" % number, key, tags, headers, None, None)
+        made = new_message(origin.next_id(), CLOCK, "s", b"%d" % number, key, tags, headers, None, None)
         [(row, stream)] = sealed([made], streams, CLOCK.wall_ms() + 7 * number, 0)
         streams.give_back(stream, 1)
         assert row.lone is not None
         lone.append(row.lone)
         single, found = batch.decode(row.body), batch.decode(together(lone))
         for index in (0, number):
-            ids = (lone[index].letter.id, found.id(index))
+            ids = (lone[index].message.id, found.id(index))
             assert ids[0] == ids[1]
         last = (found.payloads[number], found.key(number), [*found.tags(number)], found.headers(number))
         assert last == (single.payloads[0], single.key(0), [*single.tags(0)], single.headers(0))

@@ -18,10 +18,10 @@ from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
 from fairway.sql import relay_rounds
-from fairway.sql.outbox_encoding import Origin, OutboxRow, OutboxStream, Streams, letter, sealed, unstamped
+from fairway.sql.database import make
+from fairway.sql.outbox_encoding import Origin, OutboxRow, OutboxStream, Streams, new_message, sealed, unstamped
 from fairway.sql.outbox_rows import OutboxRows
 from fairway.sql.relay_rounds import RelayOptions, RelayRounds, StreamRepair, Work
-from fairway.sql.table_setup import make
 from tests.support.outboxes import TABLE
 
 STEPS = 60
@@ -109,7 +109,7 @@ class World:
 
     def insert(self, number: int, payload: bytes, *, has_place: bool = True) -> None:
         origin, streams = self._programs[number]
-        made = letter(origin.next_id(), self.clock, "s", payload, None, (), None, None, None)
+        made = new_message(origin.next_id(), self.clock, "s", payload, None, (), None, None, None)
         now_ms = self.clock.wall_ms()
         if number == 0 or not has_place:
             rows = unstamped([made], now_ms)

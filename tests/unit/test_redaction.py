@@ -8,7 +8,7 @@ from fairway.client.url import parse_any
 from fairway.errors import FairwayError, Misuse
 from fairway.lookup.registries import parse_meta, parse_sqlite, parse_zookeeper
 from fairway.redaction import without_password
-from fairway.sql.database_urls import engine_at
+from fairway.sql.database import engine_at
 from tests.unit.cli.running import Cli
 
 SECRET = "hunter2"

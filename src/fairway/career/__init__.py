@@ -4,7 +4,7 @@
     candidate            `elect` and `elect_async`: a candidate in a thread, or on an event loop; its core;
                          `Leadership`, which a career sees
     state_machine        the candidate's next step, as a table; no I/O
-    election             the interface of an election, and an election within one process
+    election             the interface of an election, an election with a thread, and one within a process
     zookeeper_election   an election on ZooKeeper
     meta_election        an election at a meta server
 

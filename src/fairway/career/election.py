@@ -1,8 +1,8 @@
 """Election: the interface between a candidate and a service that elects; and an election within one process.
 
 Each candidate has an election object of its own, for a place in a queue that all candidates of a career share.
-`zookeeper_election`, `meta_election` and `LocalElection` implement the interface. A lease in a database or on a server
-would do as well, because an implementation must only keep three promises:
+`zookeeper_election`, `meta_election`, `fairway.sql.election` and `LocalElection` implement the interface. An
+implementation must keep three promises:
 
 1. At most one candidate leads at a time. The next candidate is elected when the leader's place is given up or expires.
 2. A confirmation says until when the leadership is certain. It counts from before the question was sent, on this
@@ -11,6 +11,9 @@ would do as well, because an implementation must only keep three promises:
 
 Promise 2 fails if a machine is paused between reading the clock and acting. Promise 3 still holds then: a fence that
 checks the token in the effect's transaction refuses a deposed leader.
+
+`ElectionThread` is an election with a thread of its own, which asks all questions. A subclass says what to do now
+(`_attend`), how to leave the queue (`_withdraw`), and how to end (`_leave`).
 
 `LocalBallot` is for tests of careers, and for programs whose candidates are threads:
 
@@ -22,11 +25,16 @@ A local election has no session to lose, unless a test says so: `suspend`, `resu
 
 from __future__ import annotations
 
+import enum
+import queue
 from typing import Protocol
 
 from fairway.career.state_machine import Confirmation
 from fairway.errors import Misuse
+from fairway.runtime.signals import Workers
 from fairway.runtime.threads import Lock
+
+FOLDER = "/fairway/careers"  # of the queues, where a registry or ZooKeeper keeps them
 
 
 class ElectionListener(Protocol):
@@ -71,6 +79,86 @@ class Election(Protocol):
         """End, and give up the place in the queue."""
 
 
+class ElectionTask(enum.Enum):
+    """A note for the thread."""
+
+    CAMPAIGN = "campaign"
+    RESIGN = "resign"
+    CLOSE = "close"
+    LOOK = "look"  # something may have changed
+
+
+class ElectionThread:
+    """An election with a thread of its own."""
+
+    def __init__(self) -> None:
+        self._notes: queue.SimpleQueue[ElectionTask] = queue.SimpleQueue()
+        self._workers = Workers()
+        self._listener: ElectionListener | None = None
+        self._is_running = False  # wants to be elected, or is
+
+    # --- the port ----------------------------------------------------------------------------------------------------
+
+    def open(self, listener: ElectionListener) -> None:
+        if self._listener is not None:
+            raise Misuse("this election has its candidate: make another one")
+        self._listener = listener
+        self._workers.start("fairway-election", lambda: self._serve(listener))
+
+    def campaign(self) -> None:
+        self._notes.put(ElectionTask.CAMPAIGN)
+
+    def resign(self) -> None:
+        self._notes.put(ElectionTask.RESIGN)
+
+    def close(self) -> None:
+        self._notes.put(ElectionTask.CLOSE)
+
+    # --- for subclasses ----------------------------------------------------------------------------------------------
+
+    def _attend(self, listener: ElectionListener) -> float | None:
+        """Do what is due now. Return how long to wait at most for the next note."""
+        raise NotImplementedError
+
+    def _withdraw(self) -> None:
+        """Leave the queue, also with a node whose creation is under way."""
+        raise NotImplementedError
+
+    def _leave(self) -> None:
+        """End. Nothing is called after this."""
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _serve(self, listener: ElectionListener) -> None:
+        try:
+            self._serve_until_closed(listener)
+        except Exception as error:  # a bug: otherwise nobody would ever be elected, silently
+            listener.failed(error)
+            raise
+        finally:
+            listener.closed()
+
+    def _serve_until_closed(self, listener: ElectionListener) -> None:
+        wait_s: float | None = None
+        while (note := self._next_note(wait_s)) is not ElectionTask.CLOSE:
+            if note is ElectionTask.CAMPAIGN:
+                self._is_running = True
+            elif note is ElectionTask.RESIGN:
+                self._is_running = False
+                self._withdraw()
+                listener.resigned()
+            wait_s = self._attend(listener) if self._is_running else None
+        self._is_running = False
+        self._withdraw()
+        self._leave()
+
+    def _next_note(self, wait_s: float | None) -> ElectionTask | None:
+        try:
+            return self._notes.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+
+
 _NEVER_NS = 1 << 62
 
 
@@ -79,9 +167,9 @@ class LocalBallot:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._line: list[LocalElection] = []
+        self._queue: list[LocalElection] = []
         self._token = 0
-        self._told: LocalElection | None = None  # the candidate that got `elected`
+        self._leader: LocalElection | None = None  # the candidate that got `elected`
 
     def election(self) -> LocalElection:
         """An election for one more candidate."""
@@ -89,27 +177,27 @@ class LocalBallot:
 
     def _join(self, election: LocalElection) -> None:
         with self._lock:
-            if election not in self._line:
+            if election not in self._queue:
                 self._token += 1
                 election._token = self._token  # places are taken in order, so tokens grow from term to term
-                self._line.append(election)
-            self._tell()
+                self._queue.append(election)
+            self._elect_first()
 
     def _leave(self, election: LocalElection) -> bool:
         """Return whether the candidate led."""
         with self._lock:
-            if election in self._line:
-                self._line.remove(election)
-            ruled = self._told is election
-            if ruled:
-                self._told = None
-            self._tell()
-            return ruled
+            if election in self._queue:
+                self._queue.remove(election)
+            was_leader = self._leader is election
+            if was_leader:
+                self._leader = None
+            self._elect_first()
+            return was_leader
 
-    def _tell(self) -> None:
-        if self._line and self._told is None:
-            self._told = self._line[0]
-            self._told._listen().elected(self._told._confirmation())
+    def _elect_first(self) -> None:
+        if self._queue and self._leader is None:
+            self._leader = self._queue[0]
+            self._leader._listen().elected(self._leader._confirmation())
 
 
 class LocalElection:

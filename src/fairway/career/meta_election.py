@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from fairway.career.election import ElectionListener
+from fairway.career.election import FOLDER, ElectionListener, ElectionTask
 from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.lookup.registries import META, RemoteRegistry, parse_meta
@@ -36,7 +35,6 @@ from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng, Rng
 from fairway.runtime.signals import Workers
 
-FOLDER = "/fairway/careers"
 SESSION_MS = 10_000
 SESSION_MS_MIN = 1_000
 
@@ -59,13 +57,6 @@ class NoMetaElection(FairwayError):
     """The meta server cannot hold the election; the sentence says why."""
 
 
-class _Note(enum.Enum):
-    CAMPAIGN = "campaign"
-    RESIGN = "resign"
-    CLOSE = "close"
-    LOOK = "look"
-
-
 class RegistryElection:
     """One candidate's place in a queue in a registry. Any thread may call it; it lives on the loop of `run`."""
 
@@ -73,7 +64,7 @@ class RegistryElection:
         self._connect = connect
         self._path = path
         self._rng = rng
-        self._notes: deque[_Note] = deque()
+        self._notes: deque[ElectionTask] = deque()
         self._stirred = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -96,15 +87,15 @@ class RegistryElection:
         self._task = asyncio.get_running_loop().create_task(self.run(listener), name="fairway-election")
 
     def campaign(self) -> None:
-        self._post(_Note.CAMPAIGN)
+        self._post(ElectionTask.CAMPAIGN)
 
     def resign(self) -> None:
-        self._post(_Note.RESIGN)
+        self._post(ElectionTask.RESIGN)
 
     def close(self) -> None:
-        self._post(_Note.CLOSE)
+        self._post(ElectionTask.CLOSE)
 
-    def _post(self, note: _Note) -> None:
+    def _post(self, note: ElectionTask) -> None:
         self._notes.append(note)
         loop = self._loop
         if loop is not None:
@@ -126,10 +117,10 @@ class RegistryElection:
 
     async def _run_until_closed(self, listener: ElectionListener) -> None:
         wait_s: float | None = None
-        while (note := await self._next_note(wait_s)) is not _Note.CLOSE:
-            if note is _Note.CAMPAIGN:
+        while (note := await self._next_note(wait_s)) is not ElectionTask.CLOSE:
+            if note is ElectionTask.CAMPAIGN:
                 self._is_running = True
-            elif note is _Note.RESIGN:
+            elif note is ElectionTask.RESIGN:
                 self._is_running = False
                 await self._withdraw()
                 listener.resigned()
@@ -138,7 +129,7 @@ class RegistryElection:
         await self._withdraw()
         await self._drop()
 
-    async def _next_note(self, wait_s: float | None) -> _Note | None:
+    async def _next_note(self, wait_s: float | None) -> ElectionTask | None:
         if not self._notes:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -179,7 +170,7 @@ class RegistryElection:
         """The registry, once there is a session. Meanwhile the election goes on reading its notes."""
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(self._connect())
-            self._connecting.add_done_callback(lambda _: self._post(_Note.LOOK))
+            self._connecting.add_done_callback(lambda _: self._post(ElectionTask.LOOK))
         if not self._connecting.done():
             return None
         connecting, self._connecting = self._connecting, None
@@ -189,7 +180,7 @@ class RegistryElection:
 
     def _session_is(self, state: SessionState) -> None:
         self._is_over = self._is_over or state is SessionState.OVER
-        self._post(_Note.LOOK)
+        self._post(ElectionTask.LOOK)
 
     def _suspend(self, listener: ElectionListener) -> None:
         if self._is_elected and not self._is_suspended:
@@ -207,7 +198,7 @@ class RegistryElection:
             node = await registry.get(f"{self._path}/{mine[0]}", fresh=True)
             if node is None or node.owner != registry.session_id:
                 self._word = ""
-                self._post(_Note.LOOK)
+                self._post(ElectionTask.LOOK)
                 return False
         else:
             prefix = f"{self._path}/{self._word}{_MARK}"
@@ -223,7 +214,7 @@ class RegistryElection:
             own = self._node.rpartition("/")[2]
             if own not in line:  # somebody removed it, or its session is over
                 self._forget()
-                self._post(_Note.LOOK)
+                self._post(ElectionTask.LOOK)
                 return
             place = line.index(own)
             if place == 0:
@@ -233,7 +224,7 @@ class RegistryElection:
             if before != self._watched:  # else a watch that is called without a change would loop
                 self._unwatch()
                 self._watched = before
-                self._watch = registry.watch(before, lambda: self._post(_Note.LOOK))
+                self._watch = registry.watch(before, lambda: self._post(ElectionTask.LOOK))
             if await registry.get(before) is not None:
                 return
 
@@ -260,7 +251,7 @@ class RegistryElection:
             self._is_running = False
             listener.lost(token)
         else:
-            self._post(_Note.LOOK)
+            self._post(ElectionTask.LOOK)
 
     async def _withdraw(self) -> None:
         """Leave the queue. If the node cannot be removed, end the session, which removes the node."""

@@ -24,106 +24,22 @@ node.
 Resignation. If a resignation cannot be sent, the election ends the session instead, and campaigns again with a new one.
 So a living process never leaves a node behind.
 
-One thread asks all questions. The candidate and kazoo's threads only leave notes for it (`ElectionThread`). A subclass
-says what to do now (`_attend`), how to leave the queue (`_withdraw`), and how to end (`_leave`).
+One thread asks all questions (`ElectionThread`). The candidate and kazoo's threads only leave notes for it.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-import queue
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fairway.career.election import ElectionListener
+from fairway.career.election import ElectionListener, ElectionTask, ElectionThread
 from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.rng import RealRng, Rng
 from fairway.runtime.signals import Workers
-
-
-class ElectionTask(enum.Enum):
-    """A note for the thread."""
-
-    CAMPAIGN = "campaign"
-    RESIGN = "resign"
-    CLOSE = "close"
-    LOOK = "look"  # something may have changed
-
-
-class ElectionThread:
-    """An election with a thread of its own."""
-
-    def __init__(self) -> None:
-        self._notes: queue.SimpleQueue[ElectionTask] = queue.SimpleQueue()
-        self._workers = Workers()
-        self._listener: ElectionListener | None = None
-        self._is_running = False  # wants to be elected, or is
-
-    # --- the port ----------------------------------------------------------------------------------------------------
-
-    def open(self, listener: ElectionListener) -> None:
-        if self._listener is not None:
-            raise Misuse("this election has its candidate: make another one")
-        self._listener = listener
-        self._workers.start("fairway-election", lambda: self._serve(listener))
-
-    def campaign(self) -> None:
-        self._notes.put(ElectionTask.CAMPAIGN)
-
-    def resign(self) -> None:
-        self._notes.put(ElectionTask.RESIGN)
-
-    def close(self) -> None:
-        self._notes.put(ElectionTask.CLOSE)
-
-    # --- for subclasses ----------------------------------------------------------------------------------------------
-
-    def _attend(self, listener: ElectionListener) -> float | None:
-        """Do what is due now. Return how long to wait at most for the next note."""
-        raise NotImplementedError
-
-    def _withdraw(self) -> None:
-        """Leave the queue, also with a node whose creation is under way."""
-        raise NotImplementedError
-
-    def _leave(self) -> None:
-        """End. Nothing is called after this."""
-
-    # --- the thread --------------------------------------------------------------------------------------------------
-
-    def _serve(self, listener: ElectionListener) -> None:
-        try:
-            self._serve_until_closed(listener)
-        except Exception as error:  # a bug: otherwise nobody would ever be elected, silently
-            listener.failed(error)
-            raise
-        finally:
-            listener.closed()
-
-    def _serve_until_closed(self, listener: ElectionListener) -> None:
-        wait_s: float | None = None
-        while (note := self._next_note(wait_s)) is not ElectionTask.CLOSE:
-            if note is ElectionTask.CAMPAIGN:
-                self._is_running = True
-            elif note is ElectionTask.RESIGN:
-                self._is_running = False
-                self._withdraw()
-                listener.resigned()
-            wait_s = self._attend(listener) if self._is_running else None
-        self._is_running = False
-        self._withdraw()
-        self._leave()
-
-    def _next_note(self, wait_s: float | None) -> ElectionTask | None:
-        try:
-            return self._notes.get(timeout=wait_s)
-        except queue.Empty:
-            return None
-
 
 SESSION_MS = 10_000  # short enough for a quick takeover, long enough for a GC pause or a server's failover
 SESSION_MS_MIN = 100

@@ -155,7 +155,7 @@ def relay(
     from fairway.runtime import host
 
     with output.failures("outbox relay"), _engine(database) as engine:
-        from fairway.sql.database_urls import split
+        from fairway.sql.database import split
         from fairway.sql.relay import Relay
         from fairway.sql.relay_rounds import RelayOptions
 
@@ -204,7 +204,7 @@ def check_relay(working: Relay) -> None:
 def _engine(database: str) -> Iterator[Engine]:
     """An engine of SQLAlchemy; errors of the database become a sentence and an exit status."""
     try:
-        from fairway.sql.database_urls import engine_at
+        from fairway.sql.database import engine_at
     except ModuleNotFoundError:
         raise FairwayError(f"an outbox needs SQLAlchemy: {output.install('sql')}") from None
     with engine_at(database, "--database") as engine:
@@ -220,7 +220,7 @@ def _opened(verb: str, database: str, table: str) -> Iterator[Outbox]:
 
 
 def _outbox(engine: Engine, table: str) -> Outbox:
-    from fairway.sql.database_urls import split
+    from fairway.sql.database import split
     from fairway.sql.outbox import Outbox
 
     name, schema = split(table)

@@ -19,14 +19,11 @@ The modules:
     outbox_rows          the SQL statements on the table
     outbox_batches       sends encoded batches over one connection, and tells how each ended
     outbox_sender        connections to one broker, or to each broker group of a cluster
-    outbox_contents      reads all rows page by page, for comparisons with brokers
     relay, relay_rounds  the relay, for threads and asyncio; the decisions of each of its rounds
     inbox                the inbox: its table and its transactions
     election             the fence and the election
     transaction_hooks    tells listeners when an engine commits or rolls back; sends rows together with the COMMIT
-    database             engines and connections for Fairway's own transactions; INSERTs that skip existing rows
-    database_urls        makes an engine from an address, and turns database errors into sentences
-    table_setup          creates Fairway's tables, or adds their missing columns
+    database             engines, addresses, connections and tables; INSERTs that skip existing rows
 
 The way of a message through the outbox: `Outbox.send` keeps the message with the connection. Before the commit,
 `outbox_writer` seals the transaction's messages into rows. After the commit `outbox_sender` sends the rows, and

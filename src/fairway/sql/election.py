@@ -36,20 +36,28 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Update, select, update
+from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, Update, select, update
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from fairway import limits
-from fairway.career.election import ElectionListener
+from fairway.career.election import ElectionListener, ElectionThread
 from fairway.career.state_machine import Confirmation
-from fairway.career.zookeeper_election import ElectionThread
 from fairway.errors import Deposed, FairwayError, Misuse
 from fairway.names import GroupName
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.rng import RealRng, Rng
-from fairway.sql.database import AsyncBound, Bound, connection_of, insert_one, insert_unless_there
-from fairway.sql.table_setup import ascii_text, make, make_async
+from fairway.sql.database import (
+    AsyncBound,
+    Bound,
+    ascii_text,
+    connection_of,
+    insert_one,
+    insert_unless_there,
+    make,
+    make_async,
+    new_table,
+)
 
 _TOKEN_MAX = (1 << 63) - 1
 
@@ -59,13 +67,10 @@ class Fence:
 
     def __init__(self, engine: Engine | AsyncEngine, table: str = "fairway_fences") -> None:
         self._engine = engine
-        self.table = Table(
+        self.table = new_table(
             table,
-            MetaData(),
             Column("career", ascii_text(limits.NAME_CHARS_MAX), primary_key=True),
             Column("token", BigInteger, nullable=False),
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
         )
 
     def create(self) -> None:
@@ -154,16 +159,13 @@ class SqlElection(ElectionThread):
         self._is_elected = False
         self._is_suspended = False
         self._forget()
-        self.table = Table(
+        self.table = new_table(
             table,
-            MetaData(),
             Column("career", ascii_text(200), primary_key=True),
             Column("token", BigInteger, nullable=False),
             Column("holder", ascii_text(24), nullable=False),
             Column("beat", BigInteger, nullable=False),
             Column("lease_ms", Integer, nullable=False),
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
         )
 
     def create(self) -> None:

@@ -37,7 +37,6 @@ from sqlalchemy import (
     Engine,
     ExceptionContext,
     Index,
-    MetaData,
     PrimaryKeyConstraint,
     Table,
     Transaction,
@@ -67,8 +66,17 @@ from fairway.errors import Misuse
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import AGE_HOLD_MS, Clock, RealClock, Timekeeper
 from fairway.runtime.rng import RealRng
-from fairway.sql.database import AsyncBound, Bound, connection_of, insert_one, insert_unless_there
-from fairway.sql.table_setup import ascii_text, make, make_async
+from fairway.sql.database import (
+    AsyncBound,
+    Bound,
+    ascii_text,
+    connection_of,
+    insert_one,
+    insert_unless_there,
+    make,
+    make_async,
+    new_table,
+)
 
 EXPIRE_ROWS: Final = 1_000  # per transaction: a few ms, so that nobody waits long for its locks
 
@@ -84,17 +92,14 @@ class InboxRows:
     """One inbox table, and the statements on it. Each runs in the caller's transaction."""
 
     def __init__(self, name: str) -> None:
-        self.table = Table(
+        self.table = new_table(
             name,
-            MetaData(),
             Column("subject", ascii_text(limits.INTERNAL_CHARS_MAX), nullable=False),
             Column("consumer_group", ascii_text(limits.NAME_CHARS_MAX), nullable=False),
             Column("message", ascii_text(NAME_CHARS_MAX), nullable=False),
             Column("recorded_ms", BigInteger, nullable=False),
             PrimaryKeyConstraint("subject", "consumer_group", "message"),
             Index(f"ix_{name}_recorded_ms", "recorded_ms"),
-            mysql_engine="InnoDB",
-            mariadb_engine="InnoDB",
         )
 
     def record(self, connection: Connection, place: InboxScope, names: Sequence[str], now_ms: int) -> set[str]:
@@ -229,17 +234,12 @@ class SqlInbox:
 
         True: handle it in the same transaction, commit, then ack. The table must exist: call `create` at the start.
         """
-        fresh = self._record(
-            connection_of(connection), InboxScope(message.subject, message.group), [self._name(message)]
-        )
-        return bool(fresh)
+        bound = connection_of(connection)
+        return bool(self._record(bound, InboxScope(message.subject, message.group), [self._naming.of(message)]))
 
     async def once_async(self, connection: AsyncBound, message: Message) -> bool:
         """`once` for asyncio."""
         return await connection.run_sync(lambda bound: self.once(bound, message))
-
-    def _name(self, message: Message) -> str:
-        return self._naming.of(message)
 
     def _record(self, connection: Connection, place: InboxScope, names: Sequence[str]) -> set[str]:
         now_ms = max(self._aging.now_ms(), self._clock.wall_ms())  # a clock that is behind ages no row either
@@ -269,7 +269,7 @@ class SqlInbox:
         place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             self.create()
-        with self._transaction() as (connection, transaction):
+        with self._sync_engine.connect() as connection, connection.begin() as transaction:
             if held := named.sift(self._begin(connection, place, named)):
                 with self._scope(scope, connection) as bound:
                     handler(held if is_batch else held[0], bound)
@@ -285,7 +285,7 @@ class SqlInbox:
         place = InboxScope(messages[0].subject, messages[0].group)
         if not self._is_made:
             await self.create_async()
-        async with self._transaction_async() as (connection, transaction):
+        async with self._async_engine.connect() as connection, connection.begin() as transaction:
             if held := named.sift(await connection.run_sync(self._begin, place, named)):
                 async with self._scope_async(scope, connection) as bound:
                     await handler(held if is_batch else held[0], bound)
@@ -316,16 +316,6 @@ class SqlInbox:
             await self._engine.dispose()
 
     # --- transactions ------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self) -> Iterator[tuple[Connection, Transaction]]:
-        with self._sync_engine.connect() as connection, connection.begin() as transaction:
-            yield connection, transaction
-
-    @asynccontextmanager
-    async def _transaction_async(self) -> AsyncIterator[tuple[AsyncConnection, AsyncTransaction]]:
-        async with self._async_engine.connect() as connection, connection.begin() as transaction:
-            yield connection, transaction
 
     @contextmanager
     def _scope(self, scope: str, connection: Connection) -> Iterator[Connection | Session]:

@@ -34,7 +34,7 @@ from fairway.runtime.host import forks
 from fairway.runtime.rng import RealRng, Rng
 from fairway.runtime.signals import Ending, Workers
 from fairway.runtime.threads import Bell, Lock
-from fairway.sql.database import Bound, apart, own
+from fairway.sql.database import Bound, apart, make, own
 from fairway.sql.outbox_batches import OutboxBatch
 from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker
 from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
@@ -43,13 +43,11 @@ from fairway.sql.outbox_table import NAME, outbox_table
 from fairway.sql.outbox_writer import OutboxBatches, OutboxWriter
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
 from fairway.sql.relay_rounds import RelayOptions
-from fairway.sql.table_setup import make
 
 CLOSE_S: Final = 10.0
 AWAY_S: Final = 0.2  # the same while no broker answers: rows are safe in the table
 _LOOK_S: Final = 0.005  # between two checks whether all rows are deleted
 UNDELETED_MAX: Final = 100_000  # ids kept while the database fails; relays take care of the rest
-RETRY_ROWS_MAX: Final = 10_000  # rows set aside that one transaction retries or discards
 
 
 @dataclass
@@ -63,12 +61,14 @@ class OutboxCounts:
     deleted: int = 0  # rows
 
 
-class Sender:
-    """Makes batches of committed rows, and gathers the ids of stored rows. Threads and loops share the class."""
+class CommittedRows:
+    """Makes batches of committed rows, and gathers the ids of stored rows, which are to be deleted. Threads and loops
+    share the class."""
 
     def __init__(self, counts: OutboxCounts, wake: Callable[[], None]) -> None:
         """`wake` is called when a batch is stored."""
         self.counts = counts
+        self.trouble: str | None = None  # why stored rows cannot be deleted
         self.stored: deque[str] = deque(maxlen=UNDELETED_MAX)
         self._wake = wake
 
@@ -101,8 +101,43 @@ class Sender:
         """Take the ids of rows to delete."""
         return [self.stored.popleft() for _ in range(min(most, len(self.stored)))]
 
+    def put_back(self, ids: Sequence[str], problem: BaseException) -> None:
+        """Keep the ids of rows that could not be deleted."""
+        self.trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
+        self.stored.extendleft(reversed(ids))
 
-class Outbox:
+
+class OutboxBase:
+    """What outboxes for threads and for asyncio have in common: the table, the writer and the counts."""
+
+    def __init__(
+        self, engine: Engine, url: str | None, table: str, schema: str | None, options: RelayOptions | None,
+        clock: Clock | None, rng: Rng | None, on_committed: Callable[[OutboxBatches], None],
+        picker: Callable[[], Picker],
+    ) -> None:  # fmt: skip
+        """`on_committed` sends the rows of a transaction that has just committed. `picker` gives what chooses broker
+        groups for rows, in a cluster."""
+        is_cluster = url is not None and bool(urls.parse_any(url).meta)
+        check_engine(engine, is_shared=url is not None)
+        self._clock, self._rng = clock or RealClock(), rng or RealRng()
+        self._options = options or RelayOptions()
+        self._url = url
+        self.metadata = MetaData()
+        self.table = outbox_table(self.metadata, table, schema)
+        self.counts = OutboxCounts()
+        self._is_closed = False
+        self._writer = OutboxWriter(
+            engine,
+            self.table,
+            self._clock,
+            self._rng,
+            grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
+            on_committed=None if url is None else on_committed,
+            picker=picker if is_cluster else None,
+        )
+
+
+class Outbox(OutboxBase):
     """The outbox for Engine, Session and Connection; `AioOutbox` is the one for asyncio.
 
     Without `url` the outbox only writes rows, and a relay elsewhere sends them. With `relays=False` this process sends
@@ -123,32 +158,15 @@ class Outbox:
     ) -> None:
         if not isinstance(engine, Engine):
             raise Misuse(f"an Outbox is made on an Engine, not on {type(engine).__name__}; AioOutbox on an AsyncEngine")
-        is_cluster = url is not None and bool(urls.parse_any(url).meta)
-        check_engine(engine, is_shared=url is not None)
         if url is not None:
             apart(engine)  # a pool that cannot be recreated must fail here, not after a commit
-        self._clock, self._rng = clock or RealClock(), rng or RealRng()
-        self._options = options or RelayOptions()
+        super().__init__(engine, url, table, schema, options, clock, rng, self._on_committed, self._picker)
+        self._has_relay = relays
         self._engine = engine
         self._own_engine = own(engine)
-        self._url = url
-        self._has_relay = relays
-        self.metadata = MetaData()
-        self.table = outbox_table(self.metadata, table, schema)
-        self.counts = OutboxCounts()
         self._lock = Lock()
         self._running: _Running | None = None
         self._orphans: list[_Running] = []  # of the process before a fork: nobody may touch them
-        self._is_closed = False
-        self._writer = OutboxWriter(
-            engine,
-            self.table,
-            self._clock,
-            self._rng,
-            grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
-            on_committed=None if url is None else self._on_committed,
-            picker=self._picker if is_cluster else None,
-        )
 
     # --- for programs ------------------------------------------------------------------------------------------------
 
@@ -200,18 +218,12 @@ class Outbox:
     def retry(self, ids: Sequence[str] | None = None) -> list[str]:
         """Let relays send again the given rows that were set aside, or all of them. Returns the ids of those rows."""
         with self._own_engine.begin() as connection:
-            found = self._writer.rows.parked_ids(connection, ids, RETRY_ROWS_MAX)
-            if found:
-                self._writer.rows.unstamp(connection, found, self._clock.wall_ms())
-        return found
+            return self._writer.rows.retry(connection, ids, self._clock.wall_ms())
 
     def discard(self, ids: Sequence[str]) -> list[str]:
         """Delete rows that were set aside: their messages are never sent. Returns the ids of the deleted rows."""
         with self._own_engine.begin() as connection:
-            found = self._writer.rows.parked_ids(connection, ids, RETRY_ROWS_MAX)
-            if found:
-                self._writer.rows.delete(connection, found)
-        return found
+            return self._writer.rows.discard(connection, ids)
 
     def flush(self, timeout: Duration = CLOSE_S) -> bool:
         """Wait until the messages that this process committed are sent and deleted; False: some remain in the table."""
@@ -311,14 +323,13 @@ class _Running:
         self._outbox = outbox
         self._bell = Bell()
         self._hurry = Bell()  # a caller waits for the deletions
-        self._sender = Sender(outbox.counts, self._bell.ring)
+        self._committed = CommittedRows(outbox.counts, self._bell.ring)
         self._outbox_sender = outbox.new_sender(url)
         self._relay = outbox.new_relay(url, engine)
         self._ending = Ending()
         self._workers = Workers()
         self._relaying = Ending()
         self._is_deleting = False
-        self._deleting_trouble: str | None = None
 
     @property
     def picker(self) -> Picker | None:
@@ -327,7 +338,7 @@ class _Running:
     @property
     def trouble(self) -> str | None:
         relay = None if self._relay is None else self._relay.trouble
-        return self._deleting_trouble or self._outbox_sender.trouble or relay
+        return self._committed.trouble or self._outbox_sender.trouble or relay
 
     def start(self) -> None:
         self._workers.start("fairway-outbox", self._delete)
@@ -336,12 +347,12 @@ class _Running:
             self._workers.start("fairway-outbox-relay", lambda: self._run(relay))
 
     def send(self, committed: OutboxBatches) -> None:
-        self._outbox_sender.put(self._sender.outbox_batches(committed))
+        self._outbox_sender.put(self._committed.outbox_batches(committed))
 
     def flush(self, timeout_s: float) -> bool:
         is_quiet = self._outbox_sender.wait_quiet(timeout_s)
         for _ in range(int(timeout_s / _LOOK_S)):
-            if not self._sender.stored and not self._is_deleting:
+            if not self._committed.stored and not self._is_deleting:
                 return is_quiet
             self._hurry.ring()
             self._bell.ring()
@@ -375,10 +386,10 @@ class _Running:
         while True:
             self._bell.wait(None)
             is_last = self._ending.is_asked
-            if not is_last and len(self._sender.stored) < options.delete_rows_max:
+            if not is_last and len(self._committed.stored) < options.delete_rows_max:
                 self._hurry.wait(options.delete_linger_s)
             self._is_deleting = True
-            while self._sender.stored and self._delete_some(options.delete_rows_max):
+            while self._committed.stored and self._delete_some(options.delete_rows_max):
                 pass
             self._is_deleting = False
             if is_last:
@@ -386,14 +397,13 @@ class _Running:
 
     def _delete_some(self, most: int) -> bool:
         """Delete one portion; False: the database failed."""
-        ids = self._sender.take_stored(most)
+        ids = self._committed.take_stored(most)
         try:
             self._outbox.delete(ids, self.engine)
         except DATABASE_TROUBLE as problem:
-            self._deleting_trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
-            self._sender.stored.extendleft(reversed(ids))
+            self._committed.put_back(ids, problem)
             if not self._ending.wait(TROUBLE_S):
                 self._bell.ring()
             return False
-        self._deleting_trouble = None
+        self._committed.trouble = None
         return True

@@ -16,31 +16,28 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from sqlalchemy import MetaData
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from fairway.batch import MessageId
-from fairway.client import url as urls
 from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
-from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.clock import Clock
 from fairway.runtime.net import Net, RealNet
-from fairway.runtime.rng import RealRng, Rng
-from fairway.sql.database import AsyncBound, apart_async, own_async
-from fairway.sql.outbox import AWAY_S, CLOSE_S, RETRY_ROWS_MAX, OutboxCounts, Sender
+from fairway.runtime.rng import Rng
+from fairway.sql.database import AsyncBound, apart_async, make_async, own_async
+from fairway.sql.outbox import AWAY_S, CLOSE_S, CommittedRows, OutboxBase
 from fairway.sql.outbox_encoding import Nobody, Picker
-from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
+from fairway.sql.outbox_rows import OutboxState, RefusedBatch
 from fairway.sql.outbox_sender import AnyAioOutboxSender, aio_sender_to
-from fairway.sql.outbox_table import NAME, outbox_table
-from fairway.sql.outbox_writer import OutboxBatches, OutboxWriter
+from fairway.sql.outbox_table import NAME
+from fairway.sql.outbox_writer import OutboxBatches
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
 from fairway.sql.relay_rounds import RelayOptions
-from fairway.sql.table_setup import make_async
 
 _POLL_S: Final = 0.02
 
 
-class AioOutbox:
+class AioOutbox(OutboxBase):
     """An outbox on one loop. `Outbox` explains the arguments."""
 
     def __init__(
@@ -58,37 +55,20 @@ class AioOutbox:
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise Misuse(f"an AioOutbox is made on an AsyncEngine, not on {type(engine).__name__}; Outbox on an Engine")
-        is_cluster = url is not None and bool(urls.parse_any(url).meta)
-        check_engine(engine.sync_engine, is_shared=url is not None)
-        self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
-        self._options = options or RelayOptions()
+        self._apart = apart_async(engine)
+        super().__init__(engine.sync_engine, url, table, schema, options, clock, rng, self._on_committed, self._picker)
+        self._has_relay = relays
+        self._net = net or RealNet()
         self._engine = engine
         self._own_engine = own_async(engine)
-        self._apart = apart_async(engine)
-        self._url = url
-        self._has_relay = relays
-        self.metadata = MetaData()
-        self.table = outbox_table(self.metadata, table, schema)
-        self.counts = OutboxCounts()
         self._stored = asyncio.Event()
-        self._sender = Sender(self.counts, self._stored.set)
+        self._committed = CommittedRows(self.counts, self._stored.set)
         self._outbox_sender: AnyAioOutboxSender | None = None
         self._relay: AioRelay | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
         self._relaying = asyncio.Event()  # set: the relay stops
-        self._is_closed = False
         self._is_deleting = False
-        self._deleting_trouble: str | None = None
-        self._writer = OutboxWriter(
-            engine.sync_engine,
-            self.table,
-            self._clock,
-            self._rng,
-            grace_ms=int(self._options.grace_s * 1_000) if url is not None else 0,
-            on_committed=None if url is None else self._on_committed,
-            picker=self._picker if is_cluster else None,
-        )
 
     # --- for programs ------------------------------------------------------------------------------------------------
 
@@ -126,7 +106,7 @@ class AioOutbox:
     def trouble(self) -> str | None:
         """Why nothing is sent or deleted now; None: no problem is known."""
         sender = None if self._outbox_sender is None else self._outbox_sender.trouble
-        return self._deleting_trouble or sender or (None if self._relay is None else self._relay.trouble)
+        return self._committed.trouble or sender or (None if self._relay is None else self._relay.trouble)
 
     async def set_aside(self, limit: int = 100) -> list[RefusedBatch]:
         """Batches that brokers refused for good, oldest first."""
@@ -135,28 +115,20 @@ class AioOutbox:
 
     async def retry(self, ids: Sequence[str] | None = None) -> list[str]:
         """Let relays send again the given rows that were set aside, or all of them. Returns the ids of those rows."""
-        rows = self._writer.rows
         async with self._own_engine.begin() as connection:
-            found = await connection.run_sync(rows.parked_ids, ids, RETRY_ROWS_MAX)
-            if found:
-                await connection.run_sync(rows.unstamp, found, self._clock.wall_ms())
-        return found
+            return await connection.run_sync(self._writer.rows.retry, ids, self._clock.wall_ms())
 
     async def discard(self, ids: Sequence[str]) -> list[str]:
         """Delete rows that were set aside: their messages are never sent. Returns the ids of the deleted rows."""
-        rows = self._writer.rows
         async with self._own_engine.begin() as connection:
-            found = await connection.run_sync(rows.parked_ids, ids, RETRY_ROWS_MAX)
-            if found:
-                await connection.run_sync(rows.delete, found)
-        return found
+            return await connection.run_sync(self._writer.rows.discard, ids)
 
     async def flush(self, timeout: Duration = CLOSE_S) -> bool:  # noqa: ASYNC109  as in the sync face
         """Wait until the messages that this process committed are sent and deleted; False: some remain in the table."""
         timeout_s = seconds_of(timeout)
         is_quiet = self._outbox_sender is None or await self._outbox_sender.wait_quiet(timeout_s)
         for _ in range(int(timeout_s / _POLL_S)):
-            if not self._sender.stored and not self._is_deleting:
+            if not self._committed.stored and not self._is_deleting:
                 return is_quiet
             await asyncio.sleep(_POLL_S)
         return False
@@ -217,14 +189,12 @@ class AioOutbox:
 
     def _on_committed(self, committed: OutboxBatches) -> None:
         if self._outbox_sender is not None:
-            self._outbox_sender.put(self._sender.outbox_batches(committed))
+            self._outbox_sender.put(self._committed.outbox_batches(committed))
 
     async def _run(self, relay: AioRelay, sender: AnyAioOutboxSender) -> None:
         while not self._relaying.is_set():
             try:
-                async with (
-                    self._engine.connect() as connection
-                ):  # before engines derived from this one (`database.apart`)
+                async with self._engine.connect() as connection:  # before engines derived from it (`database.apart`)
                     await connection.run_sync(self._writer.rows.look)
                     break
             except DATABASE_TROUBLE as problem:
@@ -239,21 +209,20 @@ class AioOutbox:
             self._stored.clear()
             await heard(self._ending, self._options.delete_linger_s)
             self._is_deleting = True
-            while self._sender.stored and await self._delete_some():
+            while self._committed.stored and await self._delete_some():
                 pass
             self._is_deleting = False
 
     async def _delete_some(self) -> bool:
         """Delete one portion; False: the database failed."""
-        ids = self._sender.take_stored(self._options.delete_rows_max)
+        ids = self._committed.take_stored(self._options.delete_rows_max)
         try:
             async with self._apart.begin() as connection:
                 self.counts.deleted += await connection.run_sync(self._writer.rows.delete, ids)
         except DATABASE_TROUBLE as problem:
-            self._deleting_trouble = f"rows that were sent cannot be deleted: {first_line(problem)}"
-            self._sender.stored.extendleft(reversed(ids))
+            self._committed.put_back(ids, problem)
             if not await heard(self._ending, TROUBLE_S):
                 self._stored.set()
             return False
-        self._deleting_trouble = None
+        self._committed.trouble = None
         return True

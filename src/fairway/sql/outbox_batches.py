@@ -114,12 +114,12 @@ class Bundle(OutboxBatch):
             part.settle(fate, sentence)
 
 
-def offer(outbox_batch: OutboxBatch, posting: OutboxBatchSession, line: Line) -> None:
+def offer(outbox_batch: OutboxBatch, session: OutboxBatchSession, line: Line) -> None:
     """Give the session one more batch if there is room, and if the line is open or the batch may wait for it."""
     if not (outbox_batch.is_resent or line.is_open):
         outbox_batch.settle(SendOutcome.LATER, line.trouble or "no broker answers")
-    elif posting.has_room(len(outbox_batch.data)):
-        posting.put(outbox_batch)
+    elif session.has_room(len(outbox_batch.data)):
+        session.put(outbox_batch)
     else:
         outbox_batch.settle(SendOutcome.LATER, "too much is under way already")
 

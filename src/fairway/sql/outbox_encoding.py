@@ -11,8 +11,8 @@ until the outcome is known:
 
 A process has as many streams as transactions that commit at the same moment: a handful.
 
-`letter` checks a message when the program gives it. `sealed`, `placed` and `unstamped` make rows of the messages when
-their transaction commits.
+`new_message` checks a message when the program gives it. `sealed`, `placed` and `unstamped` make rows of the messages
+when their transaction commits.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class OutboxMessage(NamedTuple):
 class Lone(NamedTuple):
     """A message in a row of its own, with its place. Consecutive ones may travel as one batch."""
 
-    letter: OutboxMessage
+    message: OutboxMessage
     stream: int
     place: int
     created_ms: int
@@ -209,7 +209,7 @@ class Origin:
         return MessageId(self._producer_id, next(self._numbers))
 
 
-def letter(
+def new_message(
     id: MessageId,
     clock: Clock,
     subject: str,
@@ -284,21 +284,21 @@ class Nobody:
 
 
 def sealed(
-    letters: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int
+    messages: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int
 ) -> list[tuple[OutboxRow, OutboxStream]]:
     """Rows for the messages of one transaction, each with its stream.
 
     The streams belong to the caller until the outcome is known. Several rows may have the same stream.
     """
-    if len(letters) == 1:  # nearly every transaction
-        [only] = letters
+    if len(messages) == 1:  # nearly every transaction
+        [only] = messages
         stream = streams.take(only.route)
         row = _alone(only, created_ms, wake_ms, stream.producer_id, stream.next)
         row.secret = stream.secret
         return [(row, stream)]
     found: list[tuple[OutboxRow, OutboxStream]] = []
     taken: dict[StreamRoute, tuple[OutboxStream, int]] = {}
-    for route, part in _parts(letters):
+    for route, part in _parts(messages):
         stream, place = taken.get(route) or (streams.take(route), -1)
         if place < 0:
             place = stream.next
@@ -310,12 +310,12 @@ def sealed(
 
 
 def placed(
-    letters: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int, picker: Picker
+    messages: Sequence[OutboxMessage], streams: Streams, created_ms: int, wake_ms: int, picker: Picker
 ) -> list[tuple[OutboxRow, OutboxStream | None]]:
     """`sealed` for a cluster: each row also has a broker group. A row without a stream is left to a relay's choice."""
     by_group: dict[str | None, list[OutboxMessage]] = {}
     picked: dict[StreamRoute, str | None] = {}  # one group for all messages that are not bound to one
-    for each in letters:
+    for each in messages:
         group = None if each.key is None else picker.home(each.route, partial(_itself, each.key))
         if group is None:
             if each.route not in picked:
@@ -355,7 +355,7 @@ def _alone(only: OutboxMessage, created_ms: int, wake_ms: int, producer_id: int,
 
 def together(some: Sequence[Lone]) -> bytes:
     """One batch of consecutive messages, each at the place that its row names."""
-    first, columns = some[0], _columns([each.letter for each in some])
+    first, columns = some[0], _columns([each.message for each in some])
     deltas_ms = [each.created_ms - first.created_ms for each in some]
     return batch.encode(
         columns.payloads, producer_id=first.stream, first_sequence=first.place, created_ms=first.created_ms,
@@ -379,9 +379,9 @@ def together_again(rows: Sequence[OutboxRow]) -> bytes | None:
     return together(some) if len(some) > 1 and is_row else None
 
 
-def unstamped(letters: Sequence[OutboxMessage], created_ms: int) -> list[OutboxRow]:
+def unstamped(messages: Sequence[OutboxMessage], created_ms: int) -> list[OutboxRow]:
     """Rows whose stream a relay chooses."""
-    return [_row(route, part, created_ms, created_ms, None, None) for route, part in _parts(letters)]
+    return [_row(route, part, created_ms, created_ms, None, None) for route, part in _parts(messages)]
 
 
 def _row(
@@ -393,27 +393,27 @@ def _row(
     return OutboxRow(str(ids[0]), wake_ms, route.subject, len(part.payloads), created_ms, stream, place, body)
 
 
-def _parts(letters: Sequence[OutboxMessage]) -> Iterator[tuple[StreamRoute, MessageColumns]]:
+def _parts(messages: Sequence[OutboxMessage]) -> Iterator[tuple[StreamRoute, MessageColumns]]:
     """The batches, in the order of their first messages."""
-    if len(letters) == 1:
-        yield letters[0].route, _columns(letters)
+    if len(messages) == 1:
+        yield messages[0].route, _columns(messages)
         return
     by_route: dict[tuple[StreamRoute, int], list[OutboxMessage]] = {}
-    for number, each in enumerate(letters):
+    for number, each in enumerate(messages):
         by_route.setdefault((each.route, number if each.is_alone else -1), []).append(each)
     for (route, _), of_route in by_route.items():
         for part in _columns(of_route).parts(limits.LOT_MESSAGES_MAX, BATCH_BYTES_MAX):
             yield route, part
 
 
-def _columns(letters: Sequence[OutboxMessage]) -> MessageColumns:
+def _columns(messages: Sequence[OutboxMessage]) -> MessageColumns:
     """The columns of a batch; a column that no message uses is left out."""
-    _, _, payloads, keys, tags, headers, ids, dues = zip(*letters, strict=True)
+    _, _, payloads, keys, tags, headers, ids, dues = zip(*messages, strict=True)
     return MessageColumns(
         payloads,
         None if keys.count(None) == len(keys) else keys,
         tags if any(tags) else None,
         headers if any(headers) else None,
         ids,
-        dues if letters[0].route.is_due else None,
+        dues if messages[0].route.is_due else None,
     )

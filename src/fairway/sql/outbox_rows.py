@@ -1,101 +1,37 @@
-"""The SQL statements on the outbox's table, and the judgement of rows whose place is taken.
+"""The SQL statements on the outbox's table.
 
 `OutboxRows` has a few statements, each for many rows at once. Each runs on a connection that the caller gives, so
 threads and asyncio (`run_sync`) share them. Writing a row costs one statement with a fixed text and values in the
 driver's own form: in the middle of a user's transaction every microsecond counts (bench/outbox).
 
-`judge_taken` decides about rows that a broker refused because their place in the stream is taken. A row may have
-travelled with others in one batch, right after their commits (`outbox_batches`). When a relay later sends the row by
-itself, the broker has another batch at a part of the same places, and names that batch:
-
-- All rows of that batch are in the table: `judge_taken` makes the batch again. The same range and the same checksum
-  prove that all of them are stored. Nothing else proves that.
-- Some of the rows are gone: they were stored, and a process deleted them that may be about to delete the others. Look
-  at the row once more, a little later.
-- Everything else: send the row in another stream, with the message ids that it has always had.
+`contents` reads all rows page by page, to compare them with what brokers have.
 """
 
 from __future__ import annotations
 
 import enum
-import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Dialect, Engine, Table
 from sqlalchemy.exc import NoSuchTableError
 
-from fairway import batch
-from fairway.errors import Misuse, StoredRange
+from fairway.errors import Misuse
 from fairway.runtime.clock import Clock
-from fairway.sql.database_urls import shown
-from fairway.sql.outbox_batches import OutboxBatch
-from fairway.sql.outbox_encoding import OutboxRow, together_again
-from fairway.sql.outbox_table import COLUMNS, ERROR_CHARS_MAX, GROUP, PARKED_MS, SECRET
+from fairway.sql.database import shown, unknown
+from fairway.sql.outbox_encoding import OutboxRow
+from fairway.sql.outbox_table import COLUMNS, ERROR_CHARS_MAX, GROUP, NAME, PARKED_MS, SECRET, outbox_table
 from fairway.sql.transaction_hooks import PiggybackStatement, PipelinedStatement
 
-log = logging.getLogger("fairway.outbox")
-
-RowsAt: TypeAlias = Callable[
-    [int, int, int], Sequence[OutboxRow]
-]  # by stream, first place and end: those that begin there
-SOME: Final = "a batch of several is at its place, and some of their rows are gone"
-
-
-class TakenRows(NamedTuple):
-    """What to do with the rows."""
-
-    stored: list[str]  # ids of rows that are stored, in one batch with others
-    doubtful: list[tuple[OutboxRow, str]]  # to look at once more
-    moved: list[tuple[OutboxRow, OutboxBatch]]  # to send in another stream
-
-
-def judge_taken(found: Sequence[tuple[OutboxRow, OutboxBatch]], rows_at: RowsAt) -> TakenRows:
-    """Decide for each row whether the batch at its place is one that the row travelled in."""
-    taken = TakenRows([], [], [])
-    for row, outbox_batch in found:
-        if row.id in taken.stored or row.stream is None or row.place is None:
-            continue
-        end = row.place + row.messages
-        there = next((each for each in outbox_batch.stored or () if each.first <= row.place and end <= each.end), None)
-        company = [] if there is None else rows_at(row.stream, there.first, there.end)
-        if there is not None and _range_of(company) == there:
-            taken.stored.extend(each.id for each in company)
-        elif there is not None and sum(each.messages for each in company) < there.messages and row.error != SOME:
-            taken.doubtful.append((row, SOME))
-        else:
-            taken.moved.append((row, outbox_batch))
-    return taken
-
-
-def _range_of(company: Sequence[OutboxRow]) -> StoredRange | None:
-    """The range of the batch that these rows make together."""
-    made = together_again(company)
-    if made is None:
-        return None
-    header = batch.peek(made)
-    return StoredRange(header.first_sequence, header.count, header.crc)
-
-
-def log_moved(moved: Sequence[tuple[OutboxRow, OutboxBatch]]) -> None:
-    """Warn people that places were taken that should have been free."""
-    if not moved:
-        return
-    row, outbox_batch = moved[0]
-    log.warning(
-        "%d batches have another stream now, because something else is at their place, or nobody knows what is (the "
-        "first: %016x+%d to %s, %s): was this database, or a broker, restored from a backup?",
-        len(moved), row.stream, row.place, row.subject, outbox_batch.sentence,
-    )  # fmt: skip
-
-
+RETRY_ROWS_MAX: Final = 10_000  # rows set aside that one transaction retries or discards
 ROWS_MAX: Final = 500  # per INSERT; SQLite takes 32,766 parameters, PostgreSQL 65,535
 INSERT_BYTES_MAX: Final = 4 << 20  # per INSERT; MySQL takes 16 MiB unless configured otherwise
 PIGGYBACK_ROWS_MAX: Final = 16  # with one COMMIT: each number of rows is a statement of its own to prepare
+_PAGE_ROWS: Final = 100  # of `contents`, in memory at once, each with a batch of any size
 PACKET_SPARE_BYTES: Final = 64 << 10  # of MySQL's largest packet, for the rest of a row
 
 REMEDY: Final = (
@@ -316,9 +252,8 @@ class OutboxRows:
         if not ids:
             return Claimed([])
         some = {"ids": sorted(ids)}
-        rows = {
-            row.id: row for row in map(_row, connection.execute(self._form.reading_some, some))
-        }  # with their errors, which the lease clears
+        # With their errors, which the lease clears.
+        rows = {row.id: row for row in map(_row, connection.execute(self._form.reading_some, some))}
         connection.execute(self._leasing, some | {"wake": wake_ms})
         return Claimed([rows[each] for each in ids], len(ids) < len(sizes))
 
@@ -446,10 +381,24 @@ class OutboxRows:
         )
         return [RefusedBatch(*each[:4], each[4] or "", each[5]) for each in connection.execute(query)]
 
-    def parked_ids(self, connection: Connection, ids: Sequence[str] | None, limit: int) -> list[str]:
+    def retry(self, connection: Connection, ids: Sequence[str] | None, now_ms: int) -> list[str]:
+        """Let relays send again the given rows that are set aside, or all of them. Returns the ids of those rows."""
+        found = self._parked_ids(connection, ids)
+        if found:
+            self.unstamp(connection, found, now_ms)
+        return found
+
+    def discard(self, connection: Connection, ids: Sequence[str]) -> list[str]:
+        """Delete the given rows that are set aside. Returns the ids of the deleted rows."""
+        found = self._parked_ids(connection, ids)
+        if found:
+            self.delete(connection, found)
+        return found
+
+    def _parked_ids(self, connection: Connection, ids: Sequence[str] | None) -> list[str]:
         """The ids of rows that are set aside, of these; None: of all."""
         columns = self.table.c
-        query = sa.select(columns.id).where(columns.wake_ms >= PARKED_MS).order_by(columns.id).limit(limit)
+        query = sa.select(columns.id).where(columns.wake_ms >= PARKED_MS).order_by(columns.id).limit(RETRY_ROWS_MAX)
         if ids is not None:
             query = query.where(columns.id.in_(sorted(ids)))
         return [str(each) for each in connection.execute(query).scalars()]
@@ -523,20 +472,13 @@ def skips_locked(dialect: Dialect) -> bool:
 def check_engine(engine: Engine, *, is_shared: bool) -> None:
     """Raise `Misuse` for a database that cannot hold an outbox."""
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
-        raise Misuse(
-            f"{engine.dialect.name} is not one of the databases that Fairway knows: SQLite, PostgreSQL, MySQL, MariaDB"
-        )
+        raise unknown(engine.dialect)
     is_in_memory = engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:")
     if is_shared and (is_in_memory or isinstance(engine.pool, sa.StaticPool)):
         raise Misuse(
             "an SQLite in memory, or a StaticPool, has one connection for all, and whoever commits commits for all: "
             "use a file, or leave the URL of the broker out and run a relay of your own"
         )
-
-
-def own_isolation(dialect: Dialect) -> str | None:
-    """The isolation level of Fairway's own transactions: where readers lock gaps, relays would block writers."""
-    return "READ COMMITTED" if dialect.name in ("mysql", "mariadb") else None
 
 
 def _portions(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
@@ -550,3 +492,35 @@ def _portions(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
         portions[-1].append(row)
         size_bytes += len(row.body)
     return portions
+
+
+class OutboxContent(NamedTuple):
+    """One row for a comparison; a row is one batch."""
+
+    subject: str
+    body: bytes
+    aside: str | None  # why a broker refused the batch; None: it waits to be sent
+
+
+def contents(
+    engine: Engine, table: str = NAME, schema: str | None = None, *, page_rows: int = _PAGE_ROWS
+) -> Iterator[OutboxContent]:
+    """All rows by id, with a transaction per page. Rows that are written or deleted meanwhile may be among them or not.
+    Raises `Misuse` if the table is missing."""
+    of = outbox_table(sa.MetaData(), table, schema)
+    with engine.connect() as connection:
+        OutboxRows(of, engine.dialect).check_table(connection)
+    columns = of.c
+    wanted = sa.select(columns.id, columns.subject, columns.body, columns.wake_ms, columns.error)
+    after = ""
+    while True:
+        with engine.connect() as connection:
+            page = connection.execute(wanted.where(columns.id > after).order_by(columns.id).limit(page_rows)).all()
+        for each in page:
+            is_aside = each.wake_ms >= PARKED_MS
+            yield OutboxContent(
+                str(each.subject), bytes(each.body), (each.error or "it was refused") if is_aside else None
+            )
+        if len(page) < page_rows:
+            return
+        after = str(page[-1].id)

@@ -38,8 +38,7 @@ from fairway.errors import Misuse
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.host import forks
 from fairway.runtime.rng import RealRng, Rng
-from fairway.sql.database import Bound
-from fairway.sql.database_urls import shown
+from fairway.sql.database import Bound, shown
 from fairway.sql.outbox_encoding import (
     Origin,
     OutboxMessage,
@@ -47,7 +46,7 @@ from fairway.sql.outbox_encoding import (
     OutboxStream,
     Picker,
     Streams,
-    letter,
+    new_message,
     placed,
     sealed,
     unstamped,
@@ -95,11 +94,9 @@ def insert(
     paramstyle: str | None = None,
 ) -> MessageId:
     """Write a message as a row, in the cursor's transaction; returns the message's final id."""
-    text, values, message_id = _written(
-        paramstyle or paramstyle_of(cursor), subject, payload, key, tags, headers, after, at, table
-    )
-    cursor.execute(text, values)
-    return message_id
+    made = new_message(_origins.next_id(), _clock, subject, payload, key, tags, headers, after, at)
+    cursor.execute(*_statement(paramstyle or paramstyle_of(cursor), made, table))
+    return made.id
 
 
 def statement(
@@ -115,7 +112,15 @@ def statement(
     table: str = NAME,
 ) -> tuple[str, tuple[Any, ...]]:
     """The INSERT as SQL and values, for programs that do not execute it with `cursor.execute`."""
-    return _written(paramstyle, subject, payload, key, tags, headers, after, at, table)[:2]
+    made = new_message(_origins.next_id(), _clock, subject, payload, key, tags, headers, after, at)
+    return _statement(paramstyle, made, table)
+
+
+def _statement(paramstyle: str, made: OutboxMessage, table: str) -> tuple[str, tuple[Any, ...]]:
+    if not all(part.isidentifier() for part in table.split(".")):
+        raise Misuse(f"the table name {table!r}: letters, digits and _ are allowed, and a dot behind the schema")
+    [row] = unstamped([made], _clock.wall_ms())
+    return insert_text(table, paramstyle, 1), row.values
 
 
 def paramstyle_of(cursor: object) -> str:
@@ -131,34 +136,16 @@ def paramstyle_of(cursor: object) -> str:
     )
 
 
-def _written(
-    paramstyle: str,
-    subject: str,
-    payload: bytes,
-    key: str | None,
-    tags: Collection[str],
-    headers: Mapping[str, str] | None,
-    after: Duration | None,
-    at: datetime | None,
-    table: str,
-) -> tuple[str, tuple[Any, ...], MessageId]:
-    if not all(part.isidentifier() for part in table.split(".")):
-        raise Misuse(f"the table name {table!r}: letters, digits and _ are allowed, and a dot behind the schema")
-    made = letter(_origins.next_id(), _clock, subject, payload, key, tags, headers, after, at)
-    [row] = unstamped([made], _clock.wall_ms())
-    return insert_text(table, paramstyle, 1), row.values, made.id
-
-
 OutboxBatches = list[tuple[OutboxRow, OutboxStream | None]]  # None: a relay chooses one
 
 
 class _Transaction:
     """The messages given on one connection since its transaction began."""
 
-    __slots__ = ("letters", "marks", "outbox_batches")
+    __slots__ = ("marks", "messages", "outbox_batches")
 
     def __init__(self) -> None:
-        self.letters: list[OutboxMessage] = []
+        self.messages: list[OutboxMessage] = []
         self.marks: dict[str, int] = {}  # by savepoint, the number of messages before it
         self.outbox_batches: OutboxBatches = []  # the rows made of the messages, whose commit is under way
 
@@ -223,7 +210,7 @@ class OutboxWriter:
             self._check(connection)
         if self._forks != forks():
             self._start()
-        made = letter(
+        made = new_message(
             self._origin.next_id(), self._clock, subject, payload, key, tags, headers, after, at, self._bytes_max
         )
         if not connection.in_transaction():
@@ -231,7 +218,7 @@ class OutboxWriter:
         transaction = connection.info.get(self)
         if transaction is None:
             transaction = connection.info[self] = _Transaction()
-        transaction.letters.append(made)
+        transaction.messages.append(made)
         return made.id
 
     def connection_of(self, bound: Bound) -> Connection:
@@ -280,12 +267,12 @@ class OutboxWriter:
     def savepoint(self, info: dict[Any, Any], name: str) -> None:
         transaction: _Transaction | None = info.get(self)
         if transaction is not None:
-            transaction.marks[name] = len(transaction.letters)
+            transaction.marks[name] = len(transaction.messages)
 
     def rolled_back_to(self, info: dict[Any, Any], name: str) -> None:
         transaction: _Transaction | None = info.get(self)
         if transaction is not None:
-            del transaction.letters[transaction.marks.get(name, 0) :]  # unknown: made before the first letter
+            del transaction.messages[transaction.marks.get(name, 0) :]  # unknown: made before the first message
 
     def forget(self, info: dict[Any, Any]) -> None:
         """Drop the messages. Written rows are gone, or their fate is unknown, so their streams must not continue."""
@@ -295,12 +282,12 @@ class OutboxWriter:
                 if stream is not None:
                     stream.is_left = True
 
-    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> PiggybackStatement | None:
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_piggyback: bool) -> PiggybackStatement | None:
         transaction: _Transaction | None = info.get(self)
-        if transaction is None or not transaction.letters:
+        if transaction is None or not transaction.messages:
             return None
         rows = self._seal(transaction)
-        piggyback_statement = self.rows.piggyback_statement(rows) if may_ride else None
+        piggyback_statement = self.rows.piggyback_statement(rows) if may_piggyback else None
         if piggyback_statement is None:
             self._insert(connection, rows)
         return piggyback_statement
@@ -316,16 +303,16 @@ class OutboxWriter:
 
     def _seal(self, transaction: _Transaction) -> list[OutboxRow]:
         """Make rows of the messages."""
-        letters, transaction.letters = transaction.letters, []
-        transaction.outbox_batches = self._sealed(letters, self._clock.wall_ms())
+        messages, transaction.messages = transaction.messages, []
+        transaction.outbox_batches = self._sealed(messages, self._clock.wall_ms())
         return [row for row, _ in transaction.outbox_batches]
 
-    def _sealed(self, letters: list[OutboxMessage], now_ms: int) -> OutboxBatches:
+    def _sealed(self, messages: list[OutboxMessage], now_ms: int) -> OutboxBatches:
         if self._on_committed is None:  # this process does not send; the one that does knows where to
-            return [(row, None) for row in unstamped(letters, now_ms)]
+            return [(row, None) for row in unstamped(messages, now_ms)]
         if self._picker is None:
-            return [*sealed(letters, self._streams, now_ms, now_ms + self._grace_ms)]
-        return placed(letters, self._streams, now_ms, now_ms + self._grace_ms, self._picker())
+            return [*sealed(messages, self._streams, now_ms, now_ms + self._grace_ms)]
+        return placed(messages, self._streams, now_ms, now_ms + self._grace_ms, self._picker())
 
     def committed(self, info: dict[Any, Any]) -> None:
         transaction: _Transaction | None = info.pop(self, None)

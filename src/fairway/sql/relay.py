@@ -43,17 +43,42 @@ DATABASE_TROUBLE: Final = (SQLAlchemyError, OSError)
 log = logging.getLogger("fairway.outbox")
 
 
-class _Watched:
-    """The relay's state, for the code that relies on it."""
+class _RelayBase:
+    """What relays for threads and for asyncio have in common: the rounds, and the state for whoever relies on them."""
 
     trouble: str | None = None  # why nothing can be sent now, as far as is known
     has_failed = False  # an unexpected error has ended the relay
+
+    def __init__(
+        self, engine: Engine, url: str, table: str, schema: str | None, options: RelayOptions | None,
+        clock: Clock | None, rng: Rng | None,
+    ) -> None:  # fmt: skip
+        check_engine(engine, is_shared=True)
+        self._clock, self._rng = clock or RealClock(), rng or RealRng()
+        self._url = url
+        is_cluster = bool(urls.parse_any(url).meta)
+        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
+        self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
+
+    @property
+    def counts(self) -> RelayCounts:
+        return self.steps.counts
 
     def note(self, trouble: str | None) -> None:
         """Keep the trouble, and log it once."""
         if trouble is not None and trouble != self.trouble:
             log.warning("the outbox's relay waits: %s", trouble)
         self.trouble = trouble
+
+    def _after(self, work: Work, sender: AnyOutboxSender | AnyAioOutboxSender) -> float:
+        """How long to wait for the next round."""
+        self.note(sender.trouble)
+        is_more = work.is_full and sender.is_open  # else no broker could take more
+        return 0.0 if is_more else self.steps.options.poll_s
+
+    def _scattered(self, wait_s: float) -> float:
+        """About so long: a hundred relays must not look at once."""
+        return wait_s * (0.75 + self._rng.uniform() / 2)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -66,7 +91,7 @@ class _Watched:
             raise
 
 
-class Relay(_Watched):
+class Relay(_RelayBase):
     """A relay in a thread. It runs from `start` (or the beginning of its `with`) to `stop`."""
 
     def __init__(
@@ -82,20 +107,11 @@ class Relay(_Watched):
     ) -> None:
         if not isinstance(engine, Engine):
             raise Misuse(f"a Relay runs on an Engine, not on {type(engine).__name__}; AioRelay on an AsyncEngine")
-        check_engine(engine, is_shared=True)
-        self._clock, self._rng = clock or RealClock(), rng or RealRng()
-        self._url = url
+        super().__init__(engine, url, table, schema, options, clock, rng)
         self._engine = own(engine)
-        is_cluster = bool(urls.parse_any(url).meta)
-        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
-        self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
         self._outbox_sender: AnyOutboxSender | None = None
         self._ending = Ending()
         self._workers = Workers()
-
-    @property
-    def counts(self) -> RelayCounts:
-        return self.steps.counts
 
     def start(self) -> None:
         """Run in a thread of its own. Raises `Misuse` if the table is missing."""
@@ -139,7 +155,7 @@ class Relay(_Watched):
             while not ending.is_asked:
                 wait_s = self._round(sender)
                 if wait_s:
-                    ending.wait(wait_s * (0.75 + self._rng.uniform() / 2))  # a hundred relays must not look at once
+                    ending.wait(self._scattered(wait_s))
 
     def _round(self, sender: AnyOutboxSender) -> float:
         """One round; returns how long to wait for the next."""
@@ -156,9 +172,7 @@ class Relay(_Watched):
         except FairwayError as problem:  # a fork, or the end of the program, closed the sender
             self.note(str(problem))
             return TROUBLE_S
-        self.note(sender.trouble)
-        is_more = work.is_full and sender.is_open  # else no broker could take more
-        return 0.0 if is_more else self.steps.options.poll_s
+        return self._after(work, sender)
 
     def once(self, sender: AnyOutboxSender) -> Work:
         """Take rows, send them, settle them."""
@@ -178,7 +192,7 @@ class Relay(_Watched):
         return work
 
 
-class AioRelay(_Watched):
+class AioRelay(_RelayBase):
     """A relay as a task on the loop where `start` is called."""
 
     def __init__(
@@ -195,20 +209,12 @@ class AioRelay(_Watched):
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise Misuse(f"an AioRelay runs on an AsyncEngine, not on {type(engine).__name__}; Relay on an Engine")
-        check_engine(engine.sync_engine, is_shared=True)
-        self._clock, self._rng, self._net = clock or RealClock(), rng or RealRng(), net or RealNet()
-        self._url = url
+        super().__init__(engine.sync_engine, url, table, schema, options, clock, rng)
+        self._net = net or RealNet()
         self._engine = own_async(engine)
-        is_cluster = bool(urls.parse_any(url).meta)
-        self.rows = OutboxRows(outbox_table(MetaData(), table, schema), engine.dialect, is_cluster=is_cluster)
-        self.steps = RelayRounds(self.rows, self._clock, self._rng, options or RelayOptions())
         self._outbox_sender: AnyAioOutboxSender | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
-
-    @property
-    def counts(self) -> RelayCounts:
-        return self.steps.counts
 
     async def start(self) -> None:
         async with self._engine.connect() as connection:
@@ -247,7 +253,7 @@ class AioRelay(_Watched):
             while not ending.is_set():
                 wait_s = await self._round(sender)
                 if wait_s:
-                    await heard(ending, wait_s * (0.75 + self._rng.uniform() / 2))
+                    await heard(ending, self._scattered(wait_s))
 
     async def _round(self, sender: AnyAioOutboxSender) -> float:
         try:
@@ -258,9 +264,7 @@ class AioRelay(_Watched):
         except DATABASE_TROUBLE as problem:
             self.note(f"the database: {first_line(problem)}")
             return TROUBLE_S
-        self.note(sender.trouble)
-        is_more = work.is_full and sender.is_open  # else no broker could take more
-        return 0.0 if is_more else self.steps.options.poll_s
+        return self._after(work, sender)
 
     async def once(self, sender: AnyAioOutboxSender) -> Work:
         async with self._engine.begin() as connection:

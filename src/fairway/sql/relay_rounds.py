@@ -7,11 +7,20 @@
                 left that could, and the broker repeats its refusal afterwards, the gap is permanent. Nothing more can
                 be stored in that stream, and the rest of its rows get another. (If the broker has forgotten the stream,
                 it may have stored a message already; then it stores the message twice, under the same id)
-    taken       something is at the row's place, or the stream belongs to another sender. If the batch there was made of
-                this row and others, and the others are here to prove it, all of them are stored. Otherwise nothing is
-                dropped: the row gets another stream, and the relay logs that. (If the broker cannot tell what it has
-                there, it may have the row already; then it stores the messages twice, under the same ids)
+    taken       something is at the row's place, or the stream belongs to another sender: see below
     refused     the row is set aside with the reason
+
+`judge_taken` decides about rows whose place is taken. A row may have travelled with others in one batch, right after
+their commits (`outbox_batches`). When a relay later sends the row by itself, the broker has another batch at a part of
+the same places, and names that batch:
+
+- All rows of that batch are in the table: `judge_taken` makes the batch again. The same range and the same checksum
+  prove that all of them are stored. Nothing else proves that.
+- Some of the rows are gone: they were stored, and a process deleted them that may be about to delete the others. Look
+  at the row once more, a little later.
+- Everything else: send the row in another stream, with the message ids that it has always had, and log that. (If the
+  broker cannot tell what it has there, it may have the row already; then it stores the messages twice, under the same
+  ids)
 
 In a cluster a row also names the broker group that it is sent to. The name is written before the row is first sent, and
 stays until that group has answered that the row is not stored. A row without a group goes to a group that takes
@@ -37,23 +46,23 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection
 
 from fairway import batch
-from fairway.errors import Misuse, RemoteProtocolError
+from fairway.errors import Misuse, RemoteProtocolError, StoredRange
 from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock
 from fairway.runtime.host import forks
 from fairway.runtime.rng import Rng
 from fairway.sql.outbox_batches import OUTBOX_BATCH_BYTES_MAX, OutboxBatch
-from fairway.sql.outbox_encoding import OutboxRow, OutboxStream, Picker, StreamRoute, Streams
-from fairway.sql.outbox_rows import Before, Claimed, OutboxRows, judge_taken, log_moved
+from fairway.sql.outbox_encoding import OutboxRow, OutboxStream, Picker, StreamRoute, Streams, together_again
+from fairway.sql.outbox_rows import Before, Claimed, OutboxRows
 from fairway.sql.outbox_table import PARKED_MS
 
 STREAMS_MAX: Final = 1_000  # looked up at once
@@ -294,7 +303,7 @@ class RelayRounds:
         if taken.moved:
             left = self._rows.leave_streams(connection, [row for row, _ in taken.moved], now_ms)
             counts.restarted += len(left)
-            log_moved([(row, outbox_batch) for row, outbox_batch in taken.moved if row.id in left])
+            _log_moved([(row, outbox_batch) for row, outbox_batch in taken.moved if row.id in left])
         unsent = {row.stream for some in [*by_fate.values(), taken.moved] for row, _ in some}
         self._streams.leave(unsent)  # the next batch would meet a gap
         self._stream_repair.begin_again(unsent)
@@ -361,6 +370,57 @@ class RelayRounds:
                     self._stream_repair.add(row.stream)
             seen.add(row.stream)
         return waiting, broken
+
+
+RowsAt: TypeAlias = Callable[[int, int, int], Sequence[OutboxRow]]  # by stream, first place and end of the places
+SOME: Final = "a batch of several is at its place, and some of their rows are gone"
+
+
+class TakenRows(NamedTuple):
+    """What to do with the rows."""
+
+    stored: list[str]  # ids of rows that are stored, in one batch with others
+    doubtful: list[tuple[OutboxRow, str]]  # to look at once more
+    moved: list[tuple[OutboxRow, OutboxBatch]]  # to send in another stream
+
+
+def judge_taken(found: Sequence[tuple[OutboxRow, OutboxBatch]], rows_at: RowsAt) -> TakenRows:
+    """Decide for each row whether the batch at its place is one that the row travelled in."""
+    taken = TakenRows([], [], [])
+    for row, outbox_batch in found:
+        if row.id in taken.stored or row.stream is None or row.place is None:
+            continue
+        end = row.place + row.messages
+        there = next((each for each in outbox_batch.stored or () if each.first <= row.place and end <= each.end), None)
+        neighbours = [] if there is None else rows_at(row.stream, there.first, there.end)
+        if there is not None and _range_of(neighbours) == there:
+            taken.stored.extend(each.id for each in neighbours)
+        elif there is not None and sum(each.messages for each in neighbours) < there.messages and row.error != SOME:
+            taken.doubtful.append((row, SOME))
+        else:
+            taken.moved.append((row, outbox_batch))
+    return taken
+
+
+def _range_of(neighbours: Sequence[OutboxRow]) -> StoredRange | None:
+    """The range of the batch that these rows make together."""
+    made = together_again(neighbours)
+    if made is None:
+        return None
+    header = batch.peek(made)
+    return StoredRange(header.first_sequence, header.count, header.crc)
+
+
+def _log_moved(moved: Sequence[tuple[OutboxRow, OutboxBatch]]) -> None:
+    """Warn people that places were taken that should have been free."""
+    if not moved:
+        return
+    row, outbox_batch = moved[0]
+    log.warning(
+        "%d batches have another stream now, because something else is at their place, or nobody knows what is (the "
+        "first: %016x+%d to %s, %s): was this database, or a broker, restored from a backup?",
+        len(moved), row.stream, row.place, row.subject, outbox_batch.sentence,
+    )  # fmt: skip
 
 
 def _hole(row: OutboxRow) -> str:

@@ -33,7 +33,7 @@ class TransactionListener(Protocol):
     """Learns about an engine's transactions. `info` is SQLAlchemy's dictionary of a database connection, and lives as
     long as that."""
 
-    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_ride: bool) -> PiggybackStatement | None:
+    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_piggyback: bool) -> PiggybackStatement | None:
         """The COMMIT is about to be sent. Statements that the listener executes now belong to the transaction, and so
         does the one it returns, which travels with the COMMIT. May raise."""
 
@@ -87,35 +87,35 @@ class Hooks:
     def _commit_all(self, info: dict[Any, Any], dbapi_connection: Any) -> None:
         piggyback = self._piggyback
         if piggyback is None or not piggyback.has_room(driver := dbapi_connection.driver_connection):
-            self._before_commit(info, dbapi_connection, may_ride=False)
+            self._before_commit(info, dbapi_connection, may_piggyback=False)
             self._commit(dbapi_connection)
             return
-        riders = self._before_commit(info, dbapi_connection, may_ride=True)
-        if not riders:
+        piggybacked = self._before_commit(info, dbapi_connection, may_piggyback=True)
+        if not piggybacked:
             self._commit(dbapi_connection)
             return
         try:
-            piggyback.commit(driver, riders)
+            piggyback.commit(driver, piggybacked)
         except BaseException:
             if not driver.closed:
                 self._rollback(dbapi_connection)
             raise
 
     def _before_commit(
-        self, info: dict[Any, Any], dbapi_connection: Any, *, may_ride: bool
+        self, info: dict[Any, Any], dbapi_connection: Any, *, may_piggyback: bool
     ) -> list[PiggybackStatement]:
         """Ask the listeners. If one fails, roll everything back: SQLAlchemy takes a transaction whose commit has failed
         for ended, and would let the next transaction continue in it."""
-        riders = []
+        piggybacked = []
         try:
             for each in self.listeners:
-                piggyback_statement = each.before_commit(info, dbapi_connection, may_ride=may_ride)
+                piggyback_statement = each.before_commit(info, dbapi_connection, may_piggyback=may_piggyback)
                 if piggyback_statement is not None:
-                    riders.append(piggyback_statement)
+                    piggybacked.append(piggyback_statement)
         except BaseException:
             self._rollback(dbapi_connection)
             raise
-        return riders
+        return piggybacked
 
     def rollback(self, dbapi_connection: Any) -> None:
         info = _info(dbapi_connection)
@@ -138,7 +138,7 @@ class Hooks:
         self._rollback_to(connection, name)
 
     def prepare_twophase(self, connection: Connection, xid: Any) -> None:
-        self._before_commit(connection.info, connection.connection, may_ride=False)
+        self._before_commit(connection.info, connection.connection, may_piggyback=False)
         self._prepare(connection, xid)
 
     def commit_twophase(
@@ -146,7 +146,7 @@ class Hooks:
     ) -> None:
         info = connection.info
         try:
-            self._before_commit(info, connection.connection, may_ride=False)
+            self._before_commit(info, connection.connection, may_piggyback=False)
             self._commit_twophase(connection, xid, is_prepared, recover)
         except BaseException:
             self._forget(info)
@@ -230,7 +230,7 @@ class CommitPiggyback:
         self._errors: Any = errors
         self._generators: Any = generators
         self._should: Any = None  # the cache's answer when a statement is to be prepared
-        self._books: type | None = self._try_books()  # psycopg's class of caches; None: not the one known here
+        self._cache_type: type | None = self._try_cache()  # psycopg's class of caches; None: not the one known here
 
     @classmethod
     def on(cls, dialect: Dialect) -> CommitPiggyback | None:
@@ -241,17 +241,17 @@ class CommitPiggyback:
 
         return cls() if Pipeline.is_supported() else None
 
-    def _try_books(self) -> type | None:
+    def _try_cache(self) -> type | None:
         """Try out all the operations used here, on a fresh cache; None: one of them works differently."""
         statement = PipelinedStatement(b"SELECT $1", (20,), (1,))
         try:
             from psycopg._preparing import Prepare, PrepareManager
 
-            books: Any = PrepareManager()
-            prepare, name = books.get(statement, True)
+            cache: Any = PrepareManager()
+            prepare, name = cache.get(statement, True)
             if prepare is not Prepare.SHOULD or type(name) is not bytes:
                 return None
-            books.validate(books.maybe_add_to_cache(statement, prepare, name), prepare, name, [])
+            cache.validate(cache.maybe_add_to_cache(statement, prepare, name), prepare, name, [])
             self._should = prepare
             return PrepareManager
         except (ImportError, AttributeError, TypeError, ValueError):
@@ -267,27 +267,27 @@ class CommitPiggyback:
         pgconn = driver.pgconn
         return bool(pgconn.transaction_status == _IDLE and pgconn.pipeline_status == _OFF)
 
-    def commit(self, driver: Any, riders: Sequence[PiggybackStatement]) -> None:
+    def commit(self, driver: Any, piggybacked: Sequence[PiggybackStatement]) -> None:
         """Raises what the driver would raise for the failed statement. Afterwards the connection is fit for a rollback,
         or closed, because it is unknown how far the database has come."""
-        books: Any = getattr(driver, "_prepared", None)
-        if self._books is None or type(books) is not self._books:
-            books = None
+        cache: Any = getattr(driver, "_prepared", None)
+        if self._cache_type is None or type(cache) is not self._cache_type:
+            cache = None
         pgconn = driver.pgconn
         entries: list[_PreparedStatement] = []
         with driver.lock:
             try:
                 pgconn.enter_pipeline_mode()
                 count = 0
-                for piggyback_statement in (*riders, _COMMIT):
-                    count = self._send(pgconn, piggyback_statement, count, books, entries)
+                for piggyback_statement in (*piggybacked, _COMMIT):
+                    count = self._send(pgconn, piggyback_statement, count, cache, entries)
                 pgconn.pipeline_sync()
                 answers = driver.wait(self._exchange(pgconn, count + 1))
             finally:
                 self._leave(driver)
             for key, prepare, name, answer in entries:
                 if answer < len(answers):  # else the connection has ended
-                    books.validate(key, prepare, name, answers[answer])
+                    cache.validate(key, prepare, name, answers[answer])
         for each in answers:
             if each[0].status not in _WELL:
                 raise self._errors.error_from_result(each[0], encoding=driver.info.encoding)
@@ -297,12 +297,12 @@ class CommitPiggyback:
         pgconn: Any,
         piggyback_statement: PiggybackStatement,
         count: int,
-        books: Any,
+        cache: Any,
         entries: list[_PreparedStatement],
     ) -> int:
         """Queue a statement; returns how many answers are to come by now."""
         statement, values = piggyback_statement
-        prepare, name = (None, b"") if books is None else books.get(statement)
+        prepare, name = (None, b"") if cache is None else cache.get(statement)
         if name and prepare is self._should:
             pgconn.send_prepare(name, statement.query, statement.types)
             count += 1
@@ -310,7 +310,7 @@ class CommitPiggyback:
             pgconn.send_query_prepared(name, values, statement.formats)
         else:
             pgconn.send_query_params(statement.query, values, statement.types, statement.formats)
-        if books is not None and (key := books.maybe_add_to_cache(statement, prepare, name)) is not None:
+        if cache is not None and (key := cache.maybe_add_to_cache(statement, prepare, name)) is not None:
             entries.append(_PreparedStatement(key, prepare, name, count))
         return count + 1
 

@@ -84,7 +84,7 @@ def test_waiting_candidate_whose_session_is_lost_stands_again() -> None:
     diary.until("first executes")
     second = stand("second", diary, ballot)
     with running(first, second):
-        until(lambda: len(ballot._line) == 2)
+        until(lambda: len(ballot._queue) == 2)
         election_of(second).expire()
         first.end()
         diary.until("second executes")
@@ -99,7 +99,7 @@ def test_execute_that_returns_false_lets_the_others_have_their_turn() -> None:
     diary.until("first executes")
     two = stand("second", diary, ballot)
     with running(two, one):
-        until(lambda: len(ballot._line) == 2)
+        until(lambda: len(ballot._queue) == 2)
         go.set()
         diary.until("second executes")
         two.end()
@@ -112,7 +112,7 @@ def test_mandate_can_be_laid_down_from_within_and_from_another_thread() -> None:
     diary.until("first executes")
     second = stand("second", diary, ballot)
     with running(first, second):
-        until(lambda: len(ballot._line) == 2)
+        until(lambda: len(ballot._queue) == 2)
         clerk_of(first).leadership.step_down()
         diary.until("second executes")
         clerk_of(second).leadership.step_down()
@@ -202,7 +202,7 @@ def test_candidate_that_never_ruled_ends_without_a_word() -> None:
     first = stand("first", diary, ballot)
     diary.until("first executes")
     second = stand("second", diary, ballot)
-    until(lambda: len(ballot._line) == 2)
+    until(lambda: len(ballot._queue) == 2)
     second.end()
     assert second.raised is None
     first.end()

@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from fairway import batch
+from fairway.sql.database import make
 from fairway.sql.outbox_rows import Before, Claimed, OutboxRows
 from fairway.sql.outbox_table import PARKED_MS
 from fairway.sql.relay_rounds import StreamRepair
-from fairway.sql.table_setup import make
 from tests.support.outboxes import TABLE
 
 NOW_MS = 1_800_000_000_000

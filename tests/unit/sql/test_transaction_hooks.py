@@ -135,11 +135,11 @@ def test_where_statements_must_not_be_prepared(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_a_driver_that_keeps_other_books(engine: sa.Engine, outbox: Outbox) -> None:
+def test_a_driver_that_has_another_cache(engine: sa.Engine, outbox: Outbox) -> None:
     piggyback = hooks_of(engine)._piggyback
     assert piggyback is not None
-    assert piggyback._books is not None  # as of the psycopg that is installed here
-    piggyback._books = None
+    assert piggyback._cache_type is not None  # as of the psycopg that is installed here
+    piggyback._cache_type = None
     for _ in range(10):
         commit(engine, outbox, b"x")
     assert exchanges(said(engine, outbox, b"x")) == 3

@@ -268,8 +268,8 @@ def _messages(options: ReconcileOptions, notes: list[str]) -> Iterator[HeldMessa
 
 def _of_outbox(database: str, options: ReconcileOptions, notes: list[str]) -> Iterator[HeldMessage]:
     try:
-        from fairway.sql.database_urls import engine_at, split
-        from fairway.sql.outbox_contents import contents
+        from fairway.sql.database import engine_at, split
+        from fairway.sql.outbox_rows import contents
     except ModuleNotFoundError:
         raise FairwayError("an outbox needs SQLAlchemy: pip install 'fairway[sql]'") from None
     with engine_at(database, "--outbox") as engine:

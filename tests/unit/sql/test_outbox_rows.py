@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from fairway import batch
 from fairway.errors import FairwayError, Misuse
 from fairway.sql import Outbox
-from fairway.sql.database_urls import engine_at, split
-from fairway.sql.outbox_contents import contents
+from fairway.sql.database import engine_at, split
+from fairway.sql.outbox_rows import contents
 from fairway.sql.outbox_table import PARKED_MS, outbox_table
 
 

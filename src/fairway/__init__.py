@@ -31,7 +31,8 @@
     simulation   clock, disk, network and registry from one seed, for tests
     runtime      clock, disk, network and threads
 
-The modules `errors`, `limits`, `names`, `coalesce`, `redaction` and `pytest_plugin` stand beside the packages.
+The modules `errors`, `limits`, `names`, `coalesce`, `group_events`, `redaction` and `pytest_plugin` stand beside the
+packages.
 `__main__` is the entry point of the command line.
 """
 

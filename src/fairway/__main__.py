@@ -1,6 +1,6 @@
 """`fairway`, `python -m fairway`: the entry point, and which verbs there are.
 
-The modules of the verbs import little more than typer; whatever they need is imported when they run.
+The modules of the verbs import the client and typer; whatever else they need is imported when they run.
 """
 
 from __future__ import annotations
@@ -60,11 +60,13 @@ def _root(
 ) -> None:
     """A message queue for Python shops whose data platform is Spark.
 
-    Exit status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 found damage or imbalance.
+    Exit status: 0 ok, 1 failed, 2 usage, 3 unreachable,
+    4 found damage or imbalance.
     """
 
 
-_RUN, _USE, _WATCH, _STEER, _DATA, _CARE = "Run", "Send and consume", "Watch", "Steer", "Data on Spark", "Care"
+_RUN, _USE, _WATCH = "Run", "Send and consume", "Watch"
+_ADMINISTER, _SPARK, _CHECK = "Administer", "Spark jobs", "Check and measure"
 
 app.command("up", help=broker.UP_HELP, rich_help_panel=_RUN)(broker.up)
 app.add_typer(broker.app, name="broker", rich_help_panel=_RUN)
@@ -79,23 +81,23 @@ app.command(rich_help_panel=_WATCH)(subject.groups)
 app.command(rich_help_panel=_WATCH)(subject.lag)
 app.add_typer(cluster.app, name="cluster", rich_help_panel=_WATCH)
 app.command(rich_help_panel=_WATCH)(trace)
-app.command(rich_help_panel=_STEER)(group_admin.seek)
-app.command(rich_help_panel=_STEER)(group_admin.weight)
-app.command(rich_help_panel=_STEER)(group_admin.pause)
-app.command(rich_help_panel=_STEER)(group_admin.resume)
-app.command(rich_help_panel=_STEER)(group_admin.configure)
-app.add_typer(subject.app, name="subject", rich_help_panel=_STEER)
-app.add_typer(group_admin.app, name="group", rich_help_panel=_STEER)
-app.add_typer(dead.app, name="dead", rich_help_panel=_STEER)
-app.add_typer(delay.app, name="delay", rich_help_panel=_STEER)
-app.add_typer(spool.app, name="spool", rich_help_panel=_STEER)
-app.add_typer(outbox.app, name="outbox", rich_help_panel=_STEER)
-app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_DATA)
-app.command(rich_help_panel=_CARE)(doctor.doctor)
-app.command(rich_help_panel=_CARE)(bench.bench)
-app.command(rich_help_panel=_CARE)(directory.inspect)
-app.command(rich_help_panel=_CARE)(verify)
-app.add_typer(settings.app, name="config", rich_help_panel=_CARE)
+app.command(rich_help_panel=_ADMINISTER)(group_admin.seek)
+app.command(rich_help_panel=_ADMINISTER)(group_admin.weight)
+app.command(rich_help_panel=_ADMINISTER)(group_admin.pause)
+app.command(rich_help_panel=_ADMINISTER)(group_admin.resume)
+app.command(rich_help_panel=_ADMINISTER)(group_admin.configure)
+app.add_typer(subject.app, name="subject", rich_help_panel=_ADMINISTER)
+app.add_typer(group_admin.app, name="group", rich_help_panel=_ADMINISTER)
+app.add_typer(dead.app, name="dead", rich_help_panel=_ADMINISTER)
+app.add_typer(delay.app, name="delay", rich_help_panel=_ADMINISTER)
+app.add_typer(spool.app, name="spool", rich_help_panel=_ADMINISTER)
+app.add_typer(outbox.app, name="outbox", rich_help_panel=_ADMINISTER)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_SPARK)
+app.command(rich_help_panel=_CHECK)(doctor.doctor)
+app.command(rich_help_panel=_CHECK)(bench.bench)
+app.command(rich_help_panel=_CHECK)(directory.inspect)
+app.command(rich_help_panel=_CHECK)(verify)
+app.add_typer(settings.app, name="config", rich_help_panel=_CHECK)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """The command line: one module for each family of verbs. `fairway.__main__` lists them.
 
+- `arguments` has the options and arguments that several verbs share, each declared once, and reads times.
 - `settings` resolves flags, environment and `fairway.toml`, and adds the options of servers to verbs.
-- `connections` adds the options that verbs share, and asks brokers and meta servers; `arguments` reads times.
+- `connections` adds the options of verbs that ask a server, and asks brokers and meta servers.
 - `output` prints tables, JSON, errors and the log of a server.
-- Servers: `broker`, `delay_server`, `meta`, `replica_server` (one copy of a group), `promote`.
+- Servers: `broker`, `delay`, `meta`, `replica_server` (one copy of a group).
 - Messages: `produce`, `consume`, `dead`, `delay`, `spool`, `outbox`, `trace` (with `trace_search`, `trace_timeline`).
 - Administration: `subject`, `group_admin`, `cluster`, `top`, `doctor`, `bench`, `directory`, `pipeline`.
 

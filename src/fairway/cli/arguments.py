@@ -1,4 +1,6 @@
-"""Times and positions, as people write them on the command line.
+"""What several verbs take: their options, each declared once; times and positions, as people write them.
+
+The options of settings are in `settings`; the options of verbs that ask a server are gathered by `connections`.
 
 A span is `90s`, `15m`, `2h` or `3d`; a time is `2027-01-01T00:00Z`. A position in a subject is `earliest`, `latest`, a
 sequence, a time, or a span before now.
@@ -7,15 +9,30 @@ sequence, a time, or a span before now.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from fairway.client import core
+from fairway.client.commands import SeekTarget
 from fairway.errors import Misuse
 from fairway.runtime.clock import Clock, RealClock
 
-if TYPE_CHECKING:
-    from fairway.client.commands import SeekTarget
-
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
+Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject.", show_default=False)]
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
+OnlySubject = Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Only this subject.", show_default=False)]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
+Interval = Annotated[
+    float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Time between two refreshes.")
+]
+Seconds = Annotated[
+    float | None, typer.Option("--seconds", min=1, metavar="N", help="Stop after N seconds; unset: at Ctrl-C.")
+]
+KeptDirectory = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; unset: a temporary one.")
+]
 
 SPAN_HELP = core.SPAN_HELP
 as_span, span = core.as_span, core.span

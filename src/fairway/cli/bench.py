@@ -5,19 +5,19 @@ All runs use one subject, so that ten runs leave one subject behind and not ten.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
+from fairway import Client
 from fairway.cli import output
 from fairway.cli.connections import CommonOptions, common_options, describe
 from fairway.errors import Code, Refused
+from fairway.groups.config import GroupConfig, encode
+from fairway.protocol.admin_messages import Depth
 from fairway.runtime import terminal
 from fairway.runtime.clock import RealClock
-
-if TYPE_CHECKING:
-    from fairway import Client
 
 _SUBJECT = "fairway.bench"
 _GROUP = "fairway.bench"
@@ -77,8 +77,6 @@ class _Bench:
         self._clock = RealClock()
 
     def run(self) -> BenchResult:
-        from fairway.protocol.admin_messages import Depth
-
         errors = terminal.console(err=True)
         with errors.status("sending in bulk") as status:
             first, many_s = self._send_many()
@@ -141,8 +139,6 @@ class _Bench:
         return self._since_s(start_ns)
 
     def _group_at(self, sequence: int) -> None:
-        from fairway.groups.config import GroupConfig, encode
-
         try:
             self._client.configure(_SUBJECT, _GROUP, encode(GroupConfig()), expected_version=0)
         except Refused as refused:

@@ -3,40 +3,49 @@
 `up` also runs a delay server behind the broker's port, with its data in the directory `delay` of the broker's, and
 answers what clients ask meta servers. `broker` runs a broker alone, or one copy of a broker group.
 
+`fairway broker promote` names another master of a server group by hand. A meta server that keeps the registry does so
+on request. With ZooKeeper this process changes the registry itself.
+
 A server reserves its ports before it makes anything on disk. It may be asked to end while it starts, for instance
-while it waits for a registry. `delay_server`, `meta` and `replica_server` start and end in the same way.
+while it waits for a registry. `delay`, `meta` and `replica_server` start and end in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fairway import limits
-from fairway.cli import output
-from fairway.cli.promote import promote
-from fairway.cli.settings import CliOptions, ServerFlags, resolve, server_flags
+from fairway import __version__, limits
+from fairway.batch.layout import numpy_or_none
+from fairway.cli import connections, output
+from fairway.cli.settings import CliOptions, ConfigFile, RegistryUrl, ServerFlags, resolve, server_flags
+from fairway.client.url import BrokerAddress
 from fairway.errors import CannotListen, FairwayError, Misuse
+from fairway.lookup.registries import META, open_registry
+from fairway.names import GroupName
+from fairway.protocol import ConnectionOptions
+from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.runtime import host as host_machine
-from fairway.runtime import service
-from fairway.runtime.net import RealNet
+from fairway.runtime import service, terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.disk import Disk
+from fairway.runtime.net import Net, RealNet
+from fairway.runtime.rng import RealRng
+from fairway.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from fairway.broker.server import Broker, BrokerOptions
     from fairway.delay.engine import DelayOptions
     from fairway.delay.service import Delay, DelayWorld
-    from fairway.runtime.disk import Disk
-    from fairway.runtime.net import Net, RealNet
     from fairway.runtime.real_disk import RealDisk
     from fairway.serving.memory_plan import MemoryPlan
+    from fairway.serving.session_manager import SessionManagerOptions
     from fairway.storage.recovery import Finding
     from fairway.storage.store import Store
 
@@ -89,6 +98,7 @@ def settle(role: str) -> None:
     service.watch_descriptors(lambda sentence: output.line(f"fairway {role}: {sentence}"))
 
 
+_NAME = f"fairway {__version__}"
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _DELAY = "delay"  # the directory of the delay server, in that of the broker
@@ -131,15 +141,12 @@ def serve(context: typer.Context, *, flags: ServerFlags) -> None:
 
 app = typer.Typer(help=BROKER_HELP, invoke_without_command=True)
 app.callback(help=BROKER_HELP)(serve)
-app.command("promote")(promote)
 
 
 def _run(verb: str, flags: ServerFlags) -> None:
     with output.failures(verb):
         options = resolve(**flags).options
         data = data_directory(options)
-        from fairway.runtime import service
-
         if verb == "broker" and (options.group is not None or options.registry is not None):
             from fairway.cli import replica_server
 
@@ -180,7 +187,6 @@ def broker_options(options: CliOptions, memory: MemoryPlan | None = None) -> Bro
     """The settings as options of a broker. `memory`: the plan, where a delay server has a part of the memory."""
     memory = memory or broker_memory(options)
     from fairway.broker.server import BrokerOptions
-    from fairway.protocol import ConnectionOptions
     from fairway.storage import flusher
     from fairway.storage.retention import AgeSource, Policy
     from fairway.storage.store import StoreOptions
@@ -201,7 +207,7 @@ def broker_options(options: CliOptions, memory: MemoryPlan | None = None) -> Bro
         partial_bytes_max=options.buffer_mib * limits.MIB,
         waiting_bytes_max=options.buffer_mib * limits.MIB,
         unsent_bytes_max=options.buffer_mib * limits.MIB,
-        connection=ConnectionOptions(name=_name()),
+        connection=ConnectionOptions(name=_NAME),
         store=StoreOptions(
             durability=flusher.Durability(options.durability.value),
             retention=policy,
@@ -223,8 +229,6 @@ class TooFewDescriptors(FairwayError):
 
 def connections_max() -> int:
     """How many connections the descriptors of the process allow; `TooFewDescriptors` names the number needed."""
-    from fairway.runtime import service
-
     limit = service.raise_descriptor_limit()
     room = limit - limits.SPARE_DESCRIPTORS
     if room < limits.CONNECTIONS_MIN:
@@ -235,6 +239,20 @@ def connections_max() -> int:
             f"{spare + limits.CONNECTIONS_MAX} it takes as many connections as it can"
         )
     return min(limits.CONNECTIONS_MAX, room)
+
+
+def session_options(options: CliOptions, memory: MemoryPlan, name: str) -> SessionManagerOptions:
+    """The bounds of the connections of a delay server or a meta server."""
+    from fairway.serving.session_manager import SessionManagerOptions
+
+    buffer_bytes = options.buffer_mib * limits.MIB
+    most = min(connections_max(), memory.connections_max)
+    return SessionManagerOptions(most, buffer_bytes, buffer_bytes, ConnectionOptions(name=f"{name} {__version__}"))
+
+
+def and_http(host: str, http_port: int | None) -> str:
+    """The HTTP address, for the line that says that a server is ready."""
+    return "" if http_port is None else f" and http://{BrokerAddress(host, http_port)}"
 
 
 def delay_options(options: CliOptions, memory: MemoryPlan) -> DelayOptions:
@@ -275,9 +293,6 @@ async def _serve_on(
     asked: Callable[[], Awaitable[object]],
 ) -> None:
     from fairway.broker.server import Broker, BrokerWorld
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
-    from fairway.runtime.threads import ThreadPool
     from fairway.storage import directory
 
     disk = open_disk(data)
@@ -323,22 +338,18 @@ def check_alone(disk: Disk, data: Path) -> None:
 
 
 def _open_delay(data: Path, options: CliOptions, memory: MemoryPlan, net: Net) -> Delay | None:
-    from fairway.batch.layout import numpy_or_none
-
     if numpy_or_none() is None:
         output.line("remark: without numpy no delayed messages are taken: pip install 'fairway[server]'")
         return None
     from fairway.delay.service import Delay
 
     world = delay_world(data / _DELAY, options, net, is_below=True)
-    return Delay.open(world, delay_options(options, memory), _name())
+    return Delay.open(world, delay_options(options, memory), _NAME)
 
 
 def delay_world(data: Path, options: CliOptions, net: Net, *, is_below: bool = False) -> DelayWorld:
     """Clock, disk and net of a delay server with its data at `data`; `is_below` as for `open_disk`."""
     from fairway.delay.service import DelayWorld
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
 
     log_disk = None if options.log_data is None else open_disk(Path(options.log_data))
     return DelayWorld(RealClock(), open_disk(data, is_below=is_below), net, RealRng(), log_disk)
@@ -347,8 +358,6 @@ def delay_world(data: Path, options: CliOptions, net: Net, *, is_below: bool = F
 def open_disk(path: Path, *, is_below: bool = False, is_copy: bool = False) -> RealDisk:
     """The disk of a directory. `is_below`: the operator has named the directory above. `is_copy`: the server keeps a
     lease, so its loop never waits for the device: a device that stalls would depose a master."""
-    import asyncio
-
     from fairway.runtime.directory_writer import InlineCommits
     from fairway.runtime.real_disk import RealDisk
 
@@ -359,15 +368,11 @@ def open_disk(path: Path, *, is_below: bool = False, is_copy: bool = False) -> R
 
 def asked_to_end() -> Callable[[], Awaitable[object]]:
     """An awaitable that returns when the process is asked to end."""
-    from fairway.runtime import service
-
     return service.asked_to_end().wait
 
 
 async def first_of(*ways: Callable[[], Awaitable[object]]) -> None:
     """Wait until one of the awaitables returns."""
-    import asyncio
-
     ending = [asyncio.ensure_future(way()) for way in ways]
     await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
     for each in ending:
@@ -383,13 +388,51 @@ def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
         output.line(f"remark: {remark}")
 
 
-def _name() -> str:
-    from fairway import __version__
-
-    return f"fairway {__version__}"
-
-
 def _say_ready(verb: str, started: Broker, data: Path) -> None:
     say_findings(started.store)
     http = f" and {started.http_url}" if started.http_url is not None else ""
     output.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")
+
+
+# --- promote ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("promote")
+def promote(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The server group.")],
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="DIR-ID", help="The copy that is to lead; unset: any that is in sync.")
+    ] = None,
+    accept_data_loss: Annotated[
+        bool,
+        typer.Option("--accept-data-loss", help="Accept a copy that may lack acknowledged messages and acks."),
+    ] = False,
+    registry: RegistryUrl = None,
+    config: ConfigFile = None,
+) -> None:
+    """Make another copy of a server group its master.
+
+    `fairway cluster` shows the IDs of the copies.
+    """
+    with output.failures("broker promote"):
+        options = resolve(config, registry=registry).options
+        if options.registry is None:
+            raise Misuse("no registry: give the registry of the cluster with --registry URL")
+        name = str(GroupName.parse(group))
+        terminal.say(service.run(_promote(options, name, to, accepts_data_loss=accept_data_loss)))
+
+
+async def _promote(options: CliOptions, group: str, to: str | None, *, accepts_data_loss: bool) -> str:
+    url = str(options.registry)
+    if url.startswith(META):
+        asked = Govern(RouteChange.PROMOTE, group, [] if to is None else [to], is_forced=accepts_data_loss)
+        return (await connections.ask_at(url, options.patience_s, asked, Governed)).sentence
+    from fairway.replication.leadership import change_master
+
+    registry = await open_registry(
+        url, RealNet(), RealClock(), RealRng(), session_ms=options.session_ms, name="promote"
+    )
+    try:
+        return await change_master(registry, group, to, accepts_data_loss=accepts_data_loss)
+    finally:
+        await registry.close()

@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from fairway.cli import connections, output
+from fairway.cli.arguments import Interval
 from fairway.cli.connections import CommonOptions, common_options
+from fairway.cli.settings import CliOptions
 from fairway.errors import FairwayError
+from fairway.lookup.registries import parse_meta
+from fairway.lookup.requests import Inquirer
+from fairway.protocol.admin_messages import BrokerState, Depth, Describe, Described
+from fairway.protocol.route_messages import Copy, GroupRoute, RouteChange, Routed
 from fairway.registry.layout import IN_TRANSIT, MASTER
 from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import RealRng
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from rich.console import Group as RichGroup
-
-    from fairway.cli.settings import CliOptions
-    from fairway.protocol.admin_messages import BrokerState
-    from fairway.protocol.route_messages import Copy, GroupRoute, Routed
 
 
 ANSWER_S = 2.0  # for a connection, and again for the answer
@@ -34,27 +39,21 @@ _AT_ONCE = 32
 
 def ask_copies(found: Routed) -> dict[str, BrokerState | str]:
     """The answer of each copy about itself by address, or the reason that there is no answer."""
-    return asyncio.run(_ask_all(copy.address for group in found.groups for copy in group.copies if copy.address))
 
+    async def ask_all() -> dict[str, BrokerState | str]:
+        room = asyncio.Semaphore(_AT_ONCE)
 
-async def _ask_all(addresses: Iterable[str]) -> dict[str, BrokerState | str]:
-    room = asyncio.Semaphore(_AT_ONCE)
+        async def ask(address: str) -> tuple[str, BrokerState | str]:
+            async with room:
+                return address, await _ask(address)
 
-    async def ask(address: str) -> tuple[str, BrokerState | str]:
-        async with room:
-            return address, await _ask(address)
+        addresses = dict.fromkeys(copy.address for group in found.groups for copy in group.copies if copy.address)
+        return dict(await asyncio.gather(*map(ask, addresses)))
 
-    return dict(await asyncio.gather(*map(ask, dict.fromkeys(addresses))))
+    return asyncio.run(ask_all())
 
 
 async def _ask(address: str) -> BrokerState | str:
-    from fairway.lookup.registries import parse_meta
-    from fairway.lookup.requests import Inquirer
-    from fairway.protocol.admin_messages import Depth, Describe, Described
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.net import RealNet
-    from fairway.runtime.rng import RealRng
-
     inquirer = Inquirer(RealNet(), RealClock(), RealRng(), parse_meta(f"fairway://{address}"), name="fairway check")
     try:
         if not await inquirer.connected(0, ANSWER_S):
@@ -77,18 +76,12 @@ def troubles(found: Routed, answers: CopyAnswers | None = None) -> list[str]:
     `answers`: the answer of each copy by address, or a sentence for a copy that does not answer.
     """
     return [
-        *_of_all(found),
+        *(["the registry cannot be reached: nobody knows how it is now"] if found.is_old else []),
+        *([] if found.groups else ["there is no group of servers: start brokers with --registry and --group"]),
         *(sentence for group in found.groups for sentence in _of_group(group)),
         *(sentence for group in found.groups for sentence in _of_answers(group, answers or {})),
         *_in_transit(found),
     ]
-
-
-def _of_all(found: Routed) -> Iterator[str]:
-    if found.is_old:
-        yield "the registry cannot be reached: nobody knows how it is now"
-    if not found.groups:
-        yield "there is no group of servers: start brokers with --registry and --group"
 
 
 def _of_group(group: GroupRoute) -> Iterator[str]:
@@ -100,7 +93,8 @@ def _of_group(group: GroupRoute) -> Iterator[str]:
         if not copy.address:
             yield _away(group, copy)
         elif not copy.is_in_sync:
-            yield f"copy {copy.directory} of group {group.name}, at {copy.address}, is not in sync: it is {_does(copy)}"
+            does = "behind its master" if copy.role in ("", "follower") else copy.role
+            yield f"copy {copy.directory} of group {group.name}, at {copy.address}, is not in sync: it is {does}"
         elif group.master:
             yield from _of_role(group, copy)
         if spans := int(copy.load.get("rotten_spans", 0)):
@@ -171,17 +165,10 @@ def _away(group: GroupRoute, copy: Copy) -> str:
     return f"{name}: start it, or forget it with `fairway cluster decommission {group.name} --copy {copy.directory}`"
 
 
-def _does(copy: Copy) -> str:
-    return "behind its master" if copy.role in ("", "follower") else copy.role
-
-
 app = typer.Typer(invoke_without_command=True)
 
 Watch = Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")]
 Check = Annotated[bool, typer.Option("--check", help="Print every problem; exit status 4 if there is one.")]
-Interval = Annotated[
-    float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Time between two refreshes.")
-]
 Servers = Annotated[str, typer.Argument(metavar="GROUP", help="The server group.", show_default=False)]
 Off = Annotated[bool, typer.Option("--off", help="Undo: the group takes new messages again.")]
 DrainAnyway = Annotated[
@@ -231,9 +218,7 @@ def cluster(
 @app.command()
 @common_options
 def drain(group: Servers, off: Off = False, force: DrainAnyway = False, *, common: CommonOptions) -> None:
-    """Send no new messages to a server group. Other groups take them; what it holds is still consumed."""
-    from fairway.protocol.route_messages import RouteChange
-
+    """Send no new messages to a server group: other groups take them. Consumers still get those that it holds."""
     common.decide("cluster drain", RouteChange.DRAIN, group, is_on=not off, is_forced=force)
 
 
@@ -241,8 +226,6 @@ def drain(group: Servers, off: Off = False, force: DrainAnyway = False, *, commo
 @common_options
 def decommission(group: Servers, copy: Copies = None, force: LoseIt = False, *, common: CommonOptions) -> None:
     """Remove a drained server group, or a copy of a group. Refused while consumers still need its messages."""
-    from fairway.protocol.route_messages import RouteChange
-
     common.decide("cluster decommission", RouteChange.DECOMMISSION, group, groups=copy or (), is_forced=force)
 
 

@@ -9,39 +9,38 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-import typer
+import msgspec
 
+import fairway
+from fairway import Client
 from fairway.cli import output
-from fairway.cli.settings import ConfigFile, flag, gathered, resolve
+from fairway.cli.arguments import AsJson
+from fairway.cli.settings import CliOptions, ConfigFile, Patience, Url, gathered, resolve
 from fairway.errors import Code, InvariantViolated, Refused, Unreachable
+from fairway.lookup.registries import parse_meta
+from fairway.lookup.requests import Inquirer
+from fairway.protocol.admin_messages import (
+    BrokerState,
+    Depth,
+    Describe,
+    Described,
+    GroupDescription,
+    SubjectDescription,
+)
+from fairway.protocol.messages import ControlMessage
+from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.runtime import terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import RealNet
+from fairway.runtime.rng import RealRng
 
 if TYPE_CHECKING:
-    from fairway import Client
-    from fairway.cli.settings import CliOptions
-    from fairway.protocol.admin_messages import (
-        BrokerState,
-        Depth,
-        Describe,
-        Described,
-        GroupDescription,
-        SubjectDescription,
-    )
-    from fairway.protocol.messages import ControlMessage
-    from fairway.protocol.route_messages import RouteChange, Routed
-
     AnswerT = TypeVar("AnswerT", bound=ControlMessage)
 
 
 _ANSWER_S = 30.0  # a busy broker answers late; a broker that is silent for so long is unreachable
-
-Url = Annotated[str | None, flag("url", "URL")]
-Patience = Annotated[float | None, flag("patience_s", "SECONDS")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
-Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject.", show_default=False)]
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 
 
 class CommonOptions(NamedTuple):
@@ -60,8 +59,6 @@ class CommonOptions(NamedTuple):
     def connected(self, verb: str) -> Iterator[Client]:
         """A client of the broker. An error becomes a sentence and an exit status."""
         with output.failures(verb):
-            import fairway
-
             options = self.resolve()
             with fairway.connect(options.url, patience=options.patience_s) as client:
                 yield client
@@ -79,8 +76,6 @@ class CommonOptions(NamedTuple):
         settings: dict[str, str] | None = None,
     ) -> None:
         """Have the meta server carry out a decision, and print what it did."""
-        from fairway.protocol.route_messages import Govern, Governed
-
         with output.failures(verb):
             asked = Govern(change, name, list(groups), number, is_on, is_forced, settings or {})
             done = ask(self.resolve(), asked, Governed)
@@ -103,10 +98,6 @@ def describe(
     timeout_s: float = _ANSWER_S,
 ) -> tuple[BrokerState, list[SubjectDescription]]:
     """The broker and all its subjects, page by page; puts together a subject that spans pages."""
-    import msgspec
-
-    from fairway.protocol.admin_messages import Describe
-
     found: dict[str, SubjectDescription] = {}
     page = _page(client, Describe(depth, subject, group), timeout_s)
     while True:
@@ -126,20 +117,16 @@ def describe(
 
 
 def _page(client: Client, asked: Describe, timeout_s: float) -> Described:
-    from fairway.protocol.admin_messages import Described
-
-    told = client.ask(asked, timeout_s)
-    if not isinstance(told, Described):
-        raise InvariantViolated(f"a DESCRIBE was answered with {told!r}")
-    return told
+    answer = client.ask(asked, timeout_s)
+    if not isinstance(answer, Described):
+        raise InvariantViolated(f"a DESCRIBE was answered with {answer!r}")
+    return answer
 
 
 def groups_of(
     client: Client, subject: str | None, group: str | None, depth: Depth | None = None
 ) -> list[tuple[SubjectDescription, GroupDescription]]:
     """The groups on all subjects or on one. `Refused` if no group has the given name."""
-    from fairway.protocol.admin_messages import Depth
-
     _, subjects = describe(client, depth or Depth.GROUPS, subject, group)
     found = [(each, one) for each in subjects for one in each.groups]
     if group is not None and not found:
@@ -158,12 +145,6 @@ def ask(options: CliOptions, message: ControlMessage, kind: type[AnswerT]) -> An
 
 
 async def ask_at(url: str, patience_s: float, message: ControlMessage, kind: type[AnswerT]) -> AnswerT:
-    from fairway.lookup.registries import parse_meta
-    from fairway.lookup.requests import Inquirer
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.net import RealNet
-    from fairway.runtime.rng import RealRng
-
     addresses = parse_meta(url)
     inquirer = Inquirer(RealNet(), RealClock(), RealRng(), addresses, name="fairway")
     try:
@@ -180,10 +161,6 @@ async def ask_at(url: str, patience_s: float, message: ControlMessage, kind: typ
 
 def everything(options: CliOptions, subjects: Sequence[str] = ()) -> Routed:
     """All routes that the meta server knows, or those of these subjects."""
-    import msgspec
-
-    from fairway.protocol.route_messages import ClientRole, Route, Routed
-
     found = page = ask(options, Route(ClientRole.TOOL, list(subjects)), Routed)
     routes = [*found.subjects]
     while page.has_more:

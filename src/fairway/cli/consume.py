@@ -9,22 +9,22 @@ import base64
 import enum
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
+from fairway import Client, Consumer, Message
 from fairway.cli import arguments, output
-from fairway.cli.connections import CommonOptions, Subject, common_options, describe
+from fairway.cli.arguments import Subject
+from fairway.cli.connections import CommonOptions, common_options, describe
+from fairway.client.commands import SeekTarget, place_of
 from fairway.errors import Code, InvariantViolated, Refused
+from fairway.protocol.admin_messages import Depth, Scan, Scanned
+from fairway.protocol.delivery import LazyBatch
+from fairway.protocol.messages import Whence
 from fairway.runtime import host, terminal
-
-if TYPE_CHECKING:
-    from fairway import Client, Consumer, Message
-    from fairway.client.commands import SeekTarget
-    from fairway.protocol.admin_messages import Scanned
-    from fairway.protocol.delivery import LazyBatch
-    from fairway.runtime.signals import Ending
+from fairway.runtime.signals import Ending
 
 
 class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -98,7 +98,7 @@ def _time(ms: int) -> datetime:
     return datetime.fromtimestamp(ms // 1_000, UTC) + timedelta(milliseconds=ms % 1_000)
 
 
-_HANDFUL = 256  # messages printed before a flush, and acked after it
+_PRINTED_MAX = 256  # messages printed before a flush, and acked after it
 _PREFETCH = 2_000
 _LOOK_S = 0.2  # between two checks whether to end
 
@@ -145,8 +145,6 @@ def consume(
     the group at once.
     """
     with common.connected("consume") as client:
-        from fairway.protocol.messages import Whence
-
         _check_existence(client, subject, group, start, may_create=create)
         prefetch = min(count or _PREFETCH, _PREFETCH)
         whence = Whence.LATEST if start is StartChoice.LATEST else Whence.EARLIEST
@@ -179,8 +177,6 @@ def _check_existence(client: Client, subject: str, group: str, start: StartChoic
 
 def _existing(client: Client, subject: str, group: str) -> tuple[bool, bool]:
     """Whether the subject exists, and whether it has the group."""
-    from fairway.protocol.admin_messages import Depth
-
     try:
         _, found = describe(client, Depth.GROUPS, subject, group)
     except Refused as refused:
@@ -204,7 +200,7 @@ class _Printing:
     def run(self, count: int | None, idle_s: float | None, ending: Ending) -> None:
         quiet_s = 0.0
         while not ending.is_asked and (count is None or self.count < count) and (idle_s is None or quiet_s < idle_s):
-            most = _HANDFUL if count is None else min(_HANDFUL, count - self.count)
+            most = _PRINTED_MAX if count is None else min(_PRINTED_MAX, count - self.count)
             wait_s = _LOOK_S if idle_s is None else min(_LOOK_S, idle_s - quiet_s)
             found = self._consumer.take(most, wait_s)
             quiet_s = 0.0 if found else quiet_s + wait_s
@@ -300,11 +296,8 @@ class _Tail:
         return 0
 
     def _where(self, start: SeekTarget) -> Scanned:
-        from fairway.client.commands import place_of
-        from fairway.protocol.admin_messages import Scan, Scanned
-
         whence, value = place_of(start)
-        told = self._client.ask(Scan(self._subject, whence, value, None, 0))
-        if not isinstance(told, Scanned):
-            raise InvariantViolated(f"a scan was answered with {told!r}")
-        return told
+        answer = self._client.ask(Scan(self._subject, whence, value, None, 0))
+        if not isinstance(answer, Scanned):
+            raise InvariantViolated(f"a scan was answered with {answer!r}")
+        return answer

@@ -7,27 +7,25 @@ carries the letter's sequence. The letters that have no copy in the inbox are st
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
+from fairway import Client, names
 from fairway.cli import consume, output
-from fairway.cli.connections import CommonOptions, Group, Subject, common_options
+from fairway.cli.arguments import Group, Limit, Subject
+from fairway.cli.connections import CommonOptions, common_options
 from fairway.cli.consume import ShownMessage
 from fairway.errors import Code, Misuse, Refused
+from fairway.groups.attempts import AttemptHistory, decode
+from fairway.protocol.delivery import LazyBatch
 from fairway.runtime import terminal
-
-if TYPE_CHECKING:
-    from fairway import Client
-    from fairway.groups.attempts import AttemptHistory
-    from fairway.protocol.delivery import LazyBatch
 
 app = typer.Typer(no_args_is_help=True)
 
 _PAYLOAD_CHARS = 40  # of a payload in a table
 
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
 WithRedriven = Annotated[bool, typer.Option("--all", help="Also those that were redriven.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Message ID, as `dead list` shows it.", show_default=False)]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="IDs of dead letters.", show_default=False)]
@@ -146,17 +144,15 @@ def _show_attempts(history: AttemptHistory) -> None:
 
 
 def _letters(client: Client, subject: str, group: str, *, with_redriven: bool) -> Iterator[_Letter]:
-    from fairway import names
     from fairway.broker.dead_letters import HISTORY
     from fairway.broker.message_copies import stream_of
-    from fairway.groups.attempts import decode
 
-    who, where = names.GroupName.parse(group), names.Subject.parse_any(subject)
-    dead = names.Subject.dead_letters(who, where)
+    group_name, subject_name = names.GroupName.parse(group), names.Subject.parse_any(subject)
+    dead = names.Subject.dead_letters(group_name, subject_name)
     gone: set[int] = set()
     if not with_redriven:
-        stream = stream_of(dead, who)
-        for page in _scan(client, names.Subject.inbox(who, where)):
+        stream = stream_of(dead, group_name)
+        for page in _scan(client, names.Subject.inbox(group_name, subject_name)):
             if page.header.producer_id == stream:
                 first = page.header.first_sequence
                 gone.update(range(first, first + len(page)))

@@ -1,4 +1,7 @@
-"""`fairway delay`: list, count, cancel and reschedule delayed messages, and resend those of a lost broker group."""
+"""`fairway delay`: list, count, cancel and reschedule delayed messages, and resend those of a lost broker group.
+
+`fairway delay serve` runs a delay server in a process of its own, until SIGTERM or Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway.cli import arguments, connections, delay_server, output
+from fairway import DelayedMessage, DelayedOutcome, limits
+from fairway.cli import arguments, connections, output
+from fairway.cli import broker as broker_verbs
+from fairway.cli.arguments import Limit
+from fairway.cli.broker import and_http, ports_taken, settle
 from fairway.cli.connections import CommonOptions, common_options
-from fairway.client.url import META_SCHEME
+from fairway.cli.settings import CliOptions, ServerFlags, resolve, server_flags
+from fairway.client.delayed_messages import Between
+from fairway.client.url import META_SCHEME, SCHEME, BrokerAddress
 from fairway.errors import FairwayError, Misuse
-from fairway.runtime import terminal
+from fairway.runtime import service, terminal
 from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
-    from fairway import DelayedMessage, DelayedOutcome
-    from fairway.client.delayed_messages import Between
+    from pathlib import Path
 
+    from fairway.delay.server import DelayServer, ServerOptions
+    from fairway.delay.service import DelayWorld
 
 _BAR_CHARS = 40  # of the longest bar
 _ROWS_MAX = 60  # of a histogram for people
@@ -33,7 +43,6 @@ From = Annotated[
     ),
 ]
 To = Annotated[str | None, typer.Option("--to", metavar="WHEN", help="Due before then.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
 Width = Annotated[
     str, typer.Option("--width", "-w", metavar="SPAN", help=f"Time span of one row: {arguments.SPAN_HELP}.")
 ]
@@ -113,7 +122,9 @@ def retry_delayed(group: GoneGroup, may_repeat: MayRepeat = False, *, common: Co
     """Send messages that wait for a lost broker group to other groups.
 
     Only the lost group knows what it has stored: start it again if you can.
-    Exit status 1 if some messages cannot be sent now; they wait, and none is lost.
+
+    Exit status 1 if some messages cannot be sent now; they wait, and none is
+    lost.
     """
     with common.connected("delay retry") as client:
         waiting = sum(each.messages for each in client.delayed.in_transit() if each.group == group)
@@ -262,6 +273,105 @@ def _say(
         raise typer.Exit(output.Exit.FAILED)
 
 
+# --- the server -------------------------------------------------------------------------------------------------------
+
+SERVE_HELP = """Run a delay server alone; print its address when ready.
+
+Clients name it in their URL (fairway://BROKER?delay=HOST:PORT). It keeps
+their delayed messages, and sends each to its broker group when the message is
+due. SIGTERM or Ctrl-C stops it cleanly, with exit status 0; pending messages
+stay on its disk.
+
+With --registry and --group instead of --broker it is one copy of a delay
+group of a cluster: it leads, or follows the master and can take over from it.
+Clients of the cluster find it, and it finds the broker groups.
+"""
+_REMEDY = "give --broker HOST:PORT, or NAME=HOST:PORT for each of several broker groups, with spaces between them"
+
+
+@server_flags(
+    "data", "host", "port", "http_port", "broker", "horizon_days", "pending_max", "log_data", "memory_mib",
+    "buffer_mib", "low_water_mib", "registry", "group", "advertise", "min_in_sync", "session_ms", "allow_remote",
+)  # fmt: skip
+def serve(*, flags: ServerFlags) -> None:
+    """See `SERVE_HELP`."""
+    with output.failures("delay serve"):
+        options = resolve(**flags).options
+        directory = broker_verbs.data_directory(options)
+        if options.registry is None and options.group is None:
+            service.run_server(_serve(directory, options, parse_brokers(options.broker)))
+        else:
+            if options.broker is not None:
+                raise Misuse(
+                    "--registry excludes --broker: leave out --broker, because meta servers know the broker groups"
+                )
+            from fairway.cli import replica_server
+
+            service.run_server(replica_server.serve_delay(directory, options, server_options(options)))
+
+
+def parse_brokers(raw: str | None) -> dict[str, tuple[BrokerAddress, ...]]:
+    """Broker groups by name; a single one without a name is called by its addresses. `fairway://` may precede them."""
+    if not raw or not raw.split():
+        raise Misuse(f"no broker: {_REMEDY}")
+    found: dict[str, tuple[BrokerAddress, ...]] = {}
+    for word in raw.split():
+        name, equals, places = word.rpartition("=")
+        places = places.removeprefix(SCHEME)
+        if places.startswith(META_SCHEME):
+            raise Misuse(f"{word!r} names a meta server: give --registry {places} and --group NAME instead of --broker")
+        if (equals and not name) or (not equals and len(raw.split()) > 1) or (name or places) in found:
+            raise Misuse(f"{word!r} needs a name of its own: {_REMEDY}")
+        found[name or places] = tuple(BrokerAddress.parse(each) for each in places.split(","))
+    return found
+
+
+def server_options(options: CliOptions) -> ServerOptions:
+    """The settings as options of a delay server process."""
+    from fairway.delay.server import ServerOptions
+    from fairway.serving.memory_plan import delay_plan
+
+    memory = delay_plan(options.memory_mib, options.buffer_mib, options.pending_max)
+    return ServerOptions(
+        host=options.host,
+        port=options.port,
+        allow_remote=options.allow_remote,
+        http_port=options.http_port,
+        waiting_bytes_max=options.buffer_mib * limits.MIB,
+        memory_bytes_max=memory.ceiling_bytes,
+        session_manager=broker_verbs.session_options(options, memory, "fairway delay"),
+        delay=broker_verbs.delay_options(options, memory),
+    )
+
+
+async def _serve(data: Path, options: CliOptions, brokers: dict[str, tuple[BrokerAddress, ...]]) -> None:
+    """Start the server, print that it is ready, wait, stop. Raises the fault that ended it, if there is one."""
+    asked = broker_verbs.asked_to_end()
+    server = server_options(options)
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        world = broker_verbs.delay_world(data, options, net)
+        started = await _start(world, data, server, brokers)
+        broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
+        where = f"{BrokerAddress(options.host, started.port)}{and_http(options.host, started.http_port)}"
+        settle("delay")
+        output.ready(f"fairway delay: ready at {where}, data in {data}, sends to {', '.join(brokers)}")
+        await broker_verbs.first_of(asked, started.failed)
+        await started.stop()
+
+
+async def _start(
+    world: DelayWorld, data: Path, server: ServerOptions, brokers: dict[str, tuple[BrokerAddress, ...]]
+) -> DelayServer:
+    from fairway.delay.server import DelayServer
+
+    try:
+        broker_verbs.check_alone(world.log_disk or world.disk, data)
+    except FairwayError:
+        world.close()
+        raise
+    return await DelayServer.start(world, server, brokers)
+
+
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -270,7 +380,7 @@ def _root() -> None:
     """Delayed messages: list, count, cancel and reschedule them; run a delay server."""
 
 
-app.command("serve", help=delay_server.HELP)(delay_server.serve)
+app.command("serve", help=SERVE_HELP)(serve)
 app.command("list")(list_delayed)
 app.command("count")(count_delayed)
 app.command("histogram")(histogram_delayed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairway.batch.layout import numpy_or_none
 from fairway.cli import output
 from fairway.errors import NoSuchFile, WrongDirectory
 from fairway.runtime import terminal
@@ -68,8 +69,6 @@ def look(path: Path, *, verify: bool, records_max: int = 0) -> DirectorySurvey:
 
 def _add_schedule(disk: RealDisk, found: DirectorySurvey) -> None:
     """Add the damage of the buckets of delayed messages."""
-    from fairway.batch.layout import numpy_or_none
-
     if numpy_or_none() is None:
         found.remarks.append("schedule/ was not looked at: it takes numpy, pip install 'fairway[server]'")
         return
@@ -130,7 +129,7 @@ def inspect(directory: Directory, json: AsJson = False, records: Records = 0) ->
     Reads both logs and compares every checksum. It takes no lock and writes
     nothing: the directory may be in use, damaged or on a read-only disk.
 
-    The exit status is 0 even for damage; `fairway verify` has another.
+    The exit status is 0 even for damage; that of `fairway verify` is 4.
     """
     with output.failures("inspect"):
         found = look(directory, verify=False, records_max=records)
@@ -243,9 +242,9 @@ _REGISTRY_FILE = "registry.sqlite"
 def verify(directory: Directory, json: AsJson = False) -> None:
     """Check a data directory, or the directory of a SQLite registry, for damage.
 
-    Reads every byte, opens every batch, and compares every view with its log;
-    of a registry (sqlite:DIR) every row. It takes no lock and writes nothing:
-    the directory may be in use.
+    Reads every byte, opens every batch, and compares every index and checkpoint
+    with its log; of a registry (sqlite:DIR) every row. It takes no lock and
+    writes nothing: the directory may be in use.
 
     Exit status: 0 sound, 4 damage found, 1 the check could not be made.
     """

@@ -5,22 +5,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
-from fairway import __version__, limits
+import fairway
+from fairway import Client, InTransit, __version__, limits
 from fairway.cli import output
 from fairway.cli.connections import CommonOptions, common_options, describe
 from fairway.cli.settings import CliOptions, Data, Settings, resolve
 from fairway.errors import Refused, Unreachable
+from fairway.protocol.admin_messages import Depth
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
-
-if TYPE_CHECKING:
-    from fairway import Client, InTransit
-    from fairway.protocol.admin_messages import GroupDescription
 
 _PYTHON_MIN = (3, 11)
 _DESCRIPTORS_WANTED = limits.CONNECTIONS_MAX + limits.SPARE_DESCRIPTORS
@@ -155,9 +152,6 @@ def _settings(settings: Settings) -> Iterator[Check]:
 
 
 def _broker(options: CliOptions) -> Iterator[Check]:
-    import fairway
-    from fairway.protocol.admin_messages import Depth
-
     clock = RealClock()
     try:
         with fairway.connect(options.url, patience=options.patience_s) as client:
@@ -194,7 +188,8 @@ def _broker(options: CliOptions) -> Iterator[Check]:
         found = f"{state.connections:,} of {state.connections_max:,}"
         yield _verdict("connections", found, is_ok=is_ok, remedy="raise the broker's limit of descriptors")
     yield from _waiting(in_transit)
-    forsaken = [f"{each.name} on {on.name}" for on in subjects for each in on.groups if _is_forsaken(each)]
+    idle = [(each, on) for on in subjects for each in on.groups if each.lag > 0 and not each.consumers_count]
+    forsaken = [f"{each.name} on {on.name}" for each, on in idle]
     remedy = "start consumers, or move them (fairway seek SUBJECT GROUP latest): what they owe is kept"
     found = f"behind and without consumers: {', '.join(forsaken[:5])}" if forsaken else "none is forsaken"
     yield _verdict("groups", found, is_ok=not forsaken, remedy=remedy)
@@ -224,7 +219,3 @@ def _waiting(in_transit: list[InTransit]) -> Iterator[Check]:
         )
         found = f"wait for a broker group that cannot be reached: {', '.join(lost[:5])}"
         yield _verdict("delayed messages", found, is_ok=False, remedy=remedy)
-
-
-def _is_forsaken(group: GroupDescription) -> bool:
-    return group.lag > 0 and not group.consumers_count

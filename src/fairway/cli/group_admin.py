@@ -6,19 +6,20 @@ The broker answers when the change is durable.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
+from fairway import Client
 from fairway.cli import arguments, output
-from fairway.cli.connections import CommonOptions, Group, Subject, common_options, describe
+from fairway.cli.arguments import Group, Subject
+from fairway.cli.connections import CommonOptions, common_options, describe
 from fairway.errors import Code, Misuse, Refused
+from fairway.groups import GroupConfig
+from fairway.groups.config import as_document, decode
+from fairway.protocol.admin_messages import Depth
 from fairway.runtime import terminal
-
-if TYPE_CHECKING:
-    from fairway import Client
-    from fairway.groups import GroupConfig
-
 
 Changes = Annotated[
     list[str] | None,
@@ -32,12 +33,11 @@ _NOT_BY_HAND = frozenset({"version", "is_broadcast", "backoff", "tags"})
 def configure(subject: Subject, group: Group, changes: Changes = None, *, common: CommonOptions) -> None:
     """Show or change the configuration of a group; its members join again by themselves.
 
-    A group that does not exist is created, if there is a NAME=VALUE.
-    docs/how-to/order-by-key.md and docs/reference/clients.md describe the settings.
+    A group that does not exist is created, if there is a NAME=VALUE. The
+    settings are described in docs/how-to/order-by-key.md and
+    docs/reference/clients.md.
     """
     with common.connected("configure") as client:
-        from fairway.groups.config import as_document
-
         before = _find(client, subject, group)
         after = before
         if changes:
@@ -58,9 +58,6 @@ def configure(subject: Subject, group: Group, changes: Changes = None, *, common
 
 def _find(client: Client, subject: str, group: str) -> GroupConfig | None:
     """The current configuration; None if the group or the subject does not exist."""
-    from fairway.groups.config import decode
-    from fairway.protocol.admin_messages import Depth
-
     try:
         _, subjects = describe(client, Depth.CONSUMERS, subject, group)
     except Refused as refused:
@@ -75,10 +72,6 @@ def _find(client: Client, subject: str, group: str) -> GroupConfig | None:
 
 
 def _changed(before: GroupConfig | None, changes: list[str]) -> GroupConfig:
-    import msgspec
-
-    from fairway.groups import GroupConfig
-
     document: dict[str, Any] = msgspec.to_builtins(before if before is not None else GroupConfig(version=0))
     names = sorted(document.keys() - _NOT_BY_HAND)
     for change in changes:
@@ -116,7 +109,10 @@ Halted = Annotated[bool, typer.Option("--halted", help="All keys that halted beh
 
 @common_options
 def seek(subject: Subject, group: Group, to: ToPlace, *, common: CommonOptions) -> None:
-    """Move a group to a position in its subject. In-flight messages are forgotten: a clean start."""
+    """Move a group to a position in its subject.
+
+    Messages in flight are forgotten: acks of them have no effect any more.
+    """
     with common.connected("seek") as client:
         sought = client.seek(subject, group, arguments.parse(to))
         if common.json:
@@ -141,7 +137,10 @@ def weight(subject: Subject, group: Group, weight: Weight, *, common: CommonOpti
 
 @common_options
 def pause(subject: Subject, group: Group, consumer: OneConsumer = None, *, common: CommonOptions) -> None:
-    """Pause delivery to a group, or to one consumer, until `fairway resume`. In-flight messages stay."""
+    """Pause delivery to a group, or to one consumer, until `fairway resume`.
+
+    Consumers keep the messages that they have in flight.
+    """
     with common.connected("pause") as client:
         was_on = client.pause(subject, group, consumer).was_on
         _say_switch(subject, group, consumer, was_on=was_on, is_on=True, as_json=common.json)
@@ -157,7 +156,7 @@ def resume(
     *,
     common: CommonOptions,
 ) -> None:
-    """Resume delivery to a paused group or consumer, or of keys that halted."""
+    """Resume delivery to a paused group or consumer, or delivery of halted keys."""
     with common.connected("resume") as client:
         if key is not None or halted:
             was_on = client.go_on(subject, group, key).was_on

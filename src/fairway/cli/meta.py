@@ -8,22 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 from fairway import limits
 from fairway.cli import broker as broker_verbs
 from fairway.cli import output
+from fairway.cli.broker import and_http, ports_taken, settle, unless_asked
 from fairway.cli.settings import DEFAULT, OnOff, ServerFlags, Settings, flag, resolve, server_flags
-from fairway.client.url import META_PORT
+from fairway.client.url import META_PORT, BrokerAddress
 from fairway.errors import Misuse
+from fairway.lookup.registries import is_sqlite, open_registry, parse_sqlite
 from fairway.redaction import without_password
 from fairway.runtime import host as host_machine
+from fairway.runtime import service
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import Net
+from fairway.runtime.rng import RealRng
 
 if TYPE_CHECKING:
     from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
-    from fairway.runtime.net import Net
 
 HELP = """Run a meta server: it tells clients which broker groups carry a subject.
 
-Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT any
-number of meta servers may run. With --registry sqlite:DIR there is one, and
-brokers register with it: --registry meta://HOST:PORT. SIGTERM or Ctrl-C stops
-it cleanly, with exit status 0.
+Clients connect with meta://HOST:PORT. With --registry zookeeper://HOST:PORT
+any number of meta servers may run. With --registry sqlite:DIR there is one,
+and brokers register with it: --registry meta://HOST:PORT.
+
+SIGTERM or Ctrl-C stops it cleanly, with exit status 0.
 """
 _REMEDY = "give --registry sqlite:DIR for a meta server alone, or zookeeper://HOST:PORT,HOST:PORT for several"
 
@@ -41,8 +47,6 @@ def serve(*, flags: ServerFlags) -> None:
         if not host_machine.can_serve():
             raise Misuse("a meta server needs Linux, or macOS for development; the other commands work on this system")
         check_registry(settings.options.registry)
-        from fairway.runtime import service
-
         service.run_server(_serve(settings))
 
 
@@ -57,17 +61,11 @@ def check_registry(url: str | None) -> str:
 
 def meta_options(settings: Settings) -> MetaOptions:
     """The settings as options of a meta server."""
-    from fairway import __version__
     from fairway.meta.server import MetaOptions
-    from fairway.protocol import ConnectionOptions
     from fairway.serving.memory_plan import meta_plan
-    from fairway.serving.session_manager import SessionManagerOptions
 
     options = settings.options
     memory = meta_plan(options.memory_mib, options.buffer_mib)
-    connections_max = min(broker_verbs.connections_max(), memory.connections_max)
-    buffer_bytes = options.buffer_mib * limits.MIB
-    connection = ConnectionOptions(name=f"fairway meta {__version__}")
     return MetaOptions(
         host=options.host,
         port=META_PORT if settings.origins["port"] == DEFAULT else options.port,
@@ -76,19 +74,16 @@ def meta_options(settings: Settings) -> MetaOptions:
         advertise=options.advertise or "",
         create_subjects=options.create_subjects is OnOff.ON,
         spread=options.spread,
-        waiting_bytes_max=buffer_bytes,
+        waiting_bytes_max=options.buffer_mib * limits.MIB,
         memory_bytes_max=memory.ceiling_bytes,
         registry_bytes_max=memory.registry_bytes,
-        session_manager=SessionManagerOptions(connections_max, buffer_bytes, buffer_bytes, connection),
+        session_manager=broker_verbs.session_options(options, memory, "fairway meta"),
     )
 
 
 async def _open_world(url: str, session_ms: int, net: Net) -> MetaWorld:
-    from fairway.lookup.registries import is_sqlite, open_registry, parse_sqlite
     from fairway.meta.server import MetaWorld
     from fairway.registry.sqlite import SqliteRegistry
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
 
     clock, rng = RealClock(), RealRng()
     if is_sqlite(url):
@@ -108,9 +103,6 @@ async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> M
 
 async def _serve(settings: Settings) -> None:
     """Start the server, print that it is ready, wait, stop."""
-    from fairway.cli.broker import ports_taken, settle, unless_asked
-    from fairway.client.url import BrokerAddress
-
     asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
     url = check_registry(settings.options.registry)
@@ -119,7 +111,7 @@ async def _serve(settings: Settings) -> None:
     if started is None:
         return
     settle("meta")
-    http = f" and http://{BrokerAddress(options.host, started.http_port)}" if started.http_port is not None else ""
-    output.ready(f"fairway meta: ready at meta://{BrokerAddress(options.host, started.port)}{http}, registry {url}")
+    where = f"{BrokerAddress(options.host, started.port)}{and_http(options.host, started.http_port)}"
+    output.ready(f"fairway meta: ready at meta://{where}, registry {url}")
     await broker_verbs.first_of(asked, started.failed)
     await started.stop()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairway import batch
 from fairway.cli import output
-from fairway.cli.connections import AsJson, Url
-from fairway.cli.settings import ConfigFile, resolve
-from fairway.errors import FairwayError, Misuse
-from fairway.runtime import terminal
+from fairway.cli.arguments import AsJson, Limit
+from fairway.cli.settings import ConfigFile, Url, resolve
+from fairway.errors import FairwayError, Misuse, RemoteProtocolError
+from fairway.runtime import host, terminal
+from fairway.runtime.clock import RealClock
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -37,7 +39,6 @@ Database = Annotated[
     ),
 ]
 TableName = Annotated[str, typer.Option("--table", metavar="[SCHEMA.]NAME", help="The outbox's table.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Row ID, as `outbox list` shows it.", show_default=False)]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Row IDs.", show_default=False)]
 SomeIds = Annotated[list[str], typer.Argument(metavar="ID", help="Row IDs.", show_default=False)]
@@ -46,14 +47,19 @@ Lease = Annotated[
     float,
     typer.Option("--lease-s", min=1, metavar="SECONDS", help="How long a relay reserves rows."),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Stop when the rows of the beginning are sent or set aside.")]
+Once = Annotated[
+    bool, typer.Option("--once", help="Stop when the rows that are there at the start are sent or set aside.")
+]
 
 _TABLE = "fairway_outbox"
 
 
 @app.callback()
 def _root() -> None:
-    """The outbox in a database: count, list and repair its messages; run a relay that sends them."""
+    """The outbox in a database: count, list and repair its messages; run a relay that sends them.
+
+    A row that a broker refuses for good is set aside: relays leave it alone.
+    """
 
 
 @app.command("status")
@@ -85,7 +91,7 @@ def list_rows(database: Database, table: TableName = _TABLE, limit: Limit = 100,
     with _opened("outbox list", database, table) as outbox:
         found = outbox.set_aside(limit)
     if json:
-        output.write_json([_told(each) for each in found])
+        output.write_json([_document(each) for each in found])
         return
     shown = output.table("set aside", "id", "written (UTC)", "subject", "messages>", "error")
     rows = [(each.id, output.moment(each.created_ms), each.subject, f"{each.messages:,}", each.error) for each in found]
@@ -102,7 +108,7 @@ def show(database: Database, id: Id, table: TableName = _TABLE, json: AsJson = F
         [row] = found
         messages = _messages(row)
     if json:
-        output.write_json({**_told(row), "contents": messages})
+        output.write_json({**_document(row), "contents": messages})
         return
     terminal.say(f"{row.id} to {row.subject}, written {output.moment(row.created_ms)}: {row.error}")
     shown = output.table("messages", "id", "key", "tags", "headers", "payload")
@@ -122,7 +128,7 @@ def retry(
         if bool(ids) == everything:
             raise Misuse("give the IDs of rows, or --all")
         found = outbox.retry(None if everything else [each.upper() for each in ids or ()])
-    _tell("outbox retry", found, ids or [], json, "waits to be sent again")
+    _show_changed("outbox retry", found, ids or [], json, "waits to be sent again")
 
 
 @app.command("discard")
@@ -130,7 +136,7 @@ def discard(database: Database, ids: SomeIds, table: TableName = _TABLE, json: A
     """Delete rows that were set aside: their messages are never sent. Exit status 1 if an ID is unknown."""
     with _opened("outbox discard", database, table) as outbox:
         found = outbox.discard([each.upper() for each in ids])
-    _tell("outbox discard", found, ids, json, "is deleted")
+    _show_changed("outbox discard", found, ids, json, "is deleted")
 
 
 @app.command("create")
@@ -152,8 +158,6 @@ def relay(
     config: ConfigFile = None,
 ) -> None:
     """Send the messages of the outbox until Ctrl-C or SIGTERM. Any number of relays may run."""
-    from fairway.runtime import host
-
     with output.failures("outbox relay"), _engine(database) as engine:
         from fairway.sql.database import split
         from fairway.sql.relay import Relay
@@ -165,11 +169,11 @@ def relay(
         working = Relay(engine, options.url, table=name, schema=schema, options=how)
         with host.asked_to_end() as ending, working:
             terminal.say(f"relaying {table} to {options.url}", err=True)
-            if once:
-                _until_empty(working, ending.wait)
-            else:
-                while not ending.wait(1.0):
-                    check_relay(working)
+            begun_ms = RealClock().wall_ms()
+            while not once or working.left_of(begun_ms):
+                if ending.wait(_LOOK_S):
+                    break
+                check_relay(working)
     if json:
         import dataclasses
 
@@ -180,15 +184,6 @@ def relay(
             f"{output.count(counts.sent, 'message')} sent, {counts.repeats:,} of them stored before; "
             f"{counts.set_aside:,} set aside"
         )
-
-
-def _until_empty(working: Relay, wait: Callable[[float], bool]) -> None:
-    """Wait until the rows of the beginning are sent or set aside."""
-    from fairway.runtime.clock import RealClock
-
-    begun_ms = RealClock().wall_ms()
-    while working.left_of(begun_ms) and not wait(_LOOK_S):
-        check_relay(working)
 
 
 def check_relay(working: Relay) -> None:
@@ -227,10 +222,10 @@ def _outbox(engine: Engine, table: str) -> Outbox:
     return Outbox(engine, table=name, schema=schema)
 
 
-# --- telling ----------------------------------------------------------------------------------------------------------
+# --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _told(row: RefusedBatch) -> dict[str, Any]:
+def _document(row: RefusedBatch) -> dict[str, Any]:
     return {
         "id": row.id, "subject": row.subject, "messages": row.messages, "created_ms": row.created_ms,
         "error": row.error,
@@ -238,9 +233,6 @@ def _told(row: RefusedBatch) -> dict[str, Any]:
 
 
 def _messages(row: RefusedBatch) -> list[dict[str, Any]]:
-    from fairway import batch
-    from fairway.errors import RemoteProtocolError
-
     try:
         opened = batch.decode(row.body)
     except RemoteProtocolError:
@@ -258,7 +250,7 @@ def _messages(row: RefusedBatch) -> list[dict[str, Any]]:
     ]
 
 
-def _tell(verb: str, found: list[str], asked: list[str], json: bool, what: str) -> None:
+def _show_changed(verb: str, found: list[str], asked: list[str], json: bool, what: str) -> None:
     unknown = [each for each in asked if each.upper() not in found]
     if json:
         output.write_json({"ids": found, "unknown": unknown})

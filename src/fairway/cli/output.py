@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from fairway.errors import FairwayError, Misuse, Unreachable
@@ -99,23 +100,17 @@ def install(extra: str) -> str:
 
 def write_json(value: object) -> None:
     """Write an indented document and a newline."""
-    import msgspec
-
     terminal.write_text(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def write_json_line(value: object) -> None:
     """Write a document on one line and flush: for output without an end."""
-    import msgspec
-
     terminal.write_text(msgspec.json.encode(value).decode() + "\n")
     terminal.flush()
 
 
 def named(value: object) -> Any:
     """A message of the protocol as a dict; on the wire it is an array without names."""
-    import msgspec
-
     if isinstance(value, msgspec.Struct):
         return {field: named(getattr(value, field)) for field in value.__struct_fields__}
     return [named(each) for each in value] if isinstance(value, list | tuple) else value
@@ -143,8 +138,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 def slow_bar(title: str, total: int | None, *, is_wanted: bool = True) -> Iterator[Callable[[int], None]]:
     """A progress bar in messages on stderr, if that is a terminal, after a second. Yields a function of (done)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from fairway.runtime.clock import RealClock
 
     errors, clock = terminal.console(err=True), RealClock()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

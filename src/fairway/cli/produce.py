@@ -7,18 +7,17 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
+from fairway import Client, Pending
 from fairway.cli import arguments, output
-from fairway.cli.connections import CommonOptions, Subject, common_options
+from fairway.cli.arguments import Subject
+from fairway.cli.connections import CommonOptions, common_options
 from fairway.errors import Misuse
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
-
-if TYPE_CHECKING:
-    from fairway import Client, Pending
 
 Payloads = Annotated[
     list[str] | None, typer.Argument(metavar="PAYLOAD", help="Payloads; none: lines of stdin or of --file.")

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.cli import output
+from fairway.cli.broker import (
+    and_http,
+    asked_to_end,
+    first_of,
+    open_disk,
+    ports_taken,
+    say_findings,
+    settle,
+    unless_asked,
+)
 from fairway.cli.settings import CliOptions
+from fairway.client.url import BrokerAddress
 from fairway.errors import Misuse
+from fairway.lookup.registries import META, open_registry, parse_meta
+from fairway.names import GroupName
+from fairway.protocol import ConnectionOptions
 from fairway.redaction import without_password
+from fairway.runtime.clock import RealClock
+from fairway.runtime.net import Net
+from fairway.runtime.rng import RealRng
+from fairway.runtime.threads import ThreadPool, ThreadRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +38,8 @@ if TYPE_CHECKING:
     from fairway.broker.broker_copy import BrokerCopy
     from fairway.broker.server import BrokerOptions
     from fairway.delay.server import DelayCopy, ServerOptions
-    from fairway.protocol import ConnectionOptions
     from fairway.replication.copies import CopyOptions, CopyRuntime
     from fairway.replication.copy_lifecycle import CopyLifecycle
-    from fairway.runtime.net import Net
 
     MemberT = TypeVar("MemberT", bound=CopyLifecycle[Any])
 
@@ -46,9 +64,7 @@ async def serve(data: Path, options: CliOptions, broker: BrokerOptions) -> None:
 
 async def serve_delay(data: Path, options: CliOptions, server: ServerOptions) -> None:
     """The same for a delay server. If the logs have their own directory, that directory identifies the copy."""
-    from fairway.cli.broker import open_disk
     from fairway.delay.server import DelayCopy
-    from fairway.lookup.registries import META, parse_meta
 
     membership = member_options(options)
     session_manager = replace(server.session_manager, connection=_with_quick_pulse(server.connection, membership))
@@ -70,8 +86,6 @@ async def _serve(
     make: Callable[[CopyRuntime], MemberT],
     say: Callable[[MemberT], None],
 ) -> None:
-    from fairway.cli.broker import asked_to_end, first_of, ports_taken, settle, unless_asked
-
     asked = asked_to_end()
     async with ports_taken(options.host, options.port, options.http_port) as net:
         member = await unless_asked(asked, _start(verb, logs, options, make, net))
@@ -79,11 +93,7 @@ async def _serve(
         return
     settle(verb)
     say(member)
-
-    async def tell() -> None:
-        await _tell(verb, member)
-
-    await first_of(asked, member.failed, tell)
+    await first_of(asked, member.failed, partial(_log_changes, verb, member))
     await member.stop()
 
 
@@ -91,15 +101,7 @@ async def _start(
     verb: str, logs: Path, options: CliOptions, make: Callable[[CopyRuntime], MemberT], net: Net
 ) -> MemberT:
     """Open a session at the registry and start; a failed start ends the session."""
-    import asyncio
-    from contextlib import suppress
-
-    from fairway.cli.broker import open_disk
-    from fairway.lookup.registries import open_registry
     from fairway.replication.copies import CopyRuntime
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
-    from fairway.runtime.threads import ThreadPool, ThreadRunner
 
     clock, rng = RealClock(), RealRng()
     name = f"{verb} {options.group}"
@@ -124,7 +126,6 @@ def _with_quick_pulse(connection: ConnectionOptions, membership: CopyOptions) ->
 
 def member_options(options: CliOptions) -> CopyOptions:
     """The settings as options of a copy."""
-    from fairway.names import GroupName
     from fairway.replication.copies import CopyOptions
 
     if options.group is None:
@@ -159,31 +160,25 @@ def say_ready(member: BrokerCopy, data: Path) -> None:
 
 
 def say_delay_ready(member: DelayCopy, data: Path) -> None:
-    from fairway.cli.broker import say_findings
-    from fairway.client.url import BrokerAddress
-
     if member.server is not None:
         say_findings(member.server.store, member.server.delay.engine.log.findings)
     face = member.face
-    http = f" and http://{BrokerAddress(face.host, face.http_port)}" if face.http_port is not None else ""
+    where = f"{BrokerAddress(*member.address)}{and_http(face.host, face.http_port)}"
     output.ready(
-        f"fairway delay: ready at {BrokerAddress(*member.address)}{http}, data in {data}, "
-        f"copy {member.directory} of group {member.membership.group}"
+        f"fairway delay: ready at {where}, data in {data}, copy {member.directory} of group {member.membership.group}"
     )
 
 
-async def _tell(verb: str, member: CopyLifecycle[Any]) -> None:
+async def _log_changes(verb: str, member: CopyLifecycle[Any]) -> None:
     """Log every change of what the copy does, for ever."""
-    import asyncio
-
-    said = ""
-    told = 0
+    last = ""
+    logged = 0
     while True:
-        for finding in member.findings[told:]:
+        for finding in member.findings[logged:]:
             output.line(f"remark: {finding}")
-        told = len(member.findings)
+        logged = len(member.findings)
         sentence = member.sentence()
-        if sentence != said:
-            said = sentence
+        if sentence != last:
+            last = sentence
             output.line(f"fairway {verb}: {sentence}")
         await asyncio.sleep(_WATCH_S)

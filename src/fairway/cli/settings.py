@@ -26,15 +26,15 @@ import msgspec
 import typer
 from msgspec import Meta
 
+from fairway import limits
 from fairway.cli import output
+from fairway.cli.arguments import AsJson
 from fairway.errors import Misuse
 from fairway.redaction import without_password
 from fairway.runtime import host, terminal
 
 ENVIRONMENT_PREFIX = "FAIRWAY_"
-_KEEP_HOURS_MAX = (
-    876_600  # a century; the least is 3.6 seconds, because ages are kept in milliseconds, and 0 is for ever
-)
+_KEEP_HOURS_MAX = 876_600  # a century; the least is 3.6 s: ages are kept in milliseconds, and 0 is for ever
 _GIB_MAX = 1_048_576  # a pebibyte
 _HORIZON_DAYS_MAX = 36_525  # a century
 
@@ -92,7 +92,7 @@ class CliOptions(msgspec.Struct, frozen=True, kw_only=True):
             description="The memory limit of a server. --buffer-mib and --pending-max are parts of it; the rest is for "
             "groups, dedupe windows, names and connections. The server refuses a sum that does not fit.",
         ),
-    ] = 4_096
+    ] = limits.MEMORY_MIB
     buffer_mib: Annotated[
         int,
         Meta(
@@ -235,9 +235,8 @@ def flag(name: str, metavar: str | None = None, default: object = None) -> Any:
     """The option of a command for a setting. Its value is None unless it is given: see `settings.resolve`. `default`:
     what the command takes instead of the setting's own default."""
     setting = SETTINGS[name]
-    names = [f"{setting.flag}/--no-{setting.flag[2:]}"] if setting.default is False else [setting.flag]
     words = f"{setting.description} ({setting.variable}; {default or setting.shown_default})"
-    return typer.Option(*names, metavar=metavar, help=words, show_default=False)
+    return typer.Option(setting.flag, metavar=metavar, help=words, show_default=False)
 
 
 def gathered(
@@ -282,7 +281,9 @@ ConfigFile = Annotated[
 ]
 
 
-_SERVER_FLAGS: dict[str, Any] = {
+_FLAGS: dict[str, Any] = {
+    "url": Annotated[str | None, flag("url", "URL")],
+    "patience_s": Annotated[float | None, flag("patience_s", "SECONDS")],
     "data": Annotated[str | None, flag("data", "DIR")],
     "host": Annotated[str | None, flag("host", "HOST")],
     "port": Annotated[int | None, flag("port", "N")],
@@ -307,8 +308,20 @@ _SERVER_FLAGS: dict[str, Any] = {
     "session_ms": Annotated[int | None, flag("session_ms", "MS")],
     "allow_remote": Annotated[bool | None, flag("allow_remote")],
 }
-Data = _SERVER_FLAGS["data"]
+Url = _FLAGS["url"]
+Patience = _FLAGS["patience_s"]
+Data = _FLAGS["data"]
+RegistryUrl = _FLAGS["registry"]
 ServerFlags = dict[str, Any]
+
+# Hidden in the help of a verb, whose other lines it would leave too narrow for the names of variables.
+_DenyRemote = Annotated[
+    bool, typer.Option("--no-allow-remote", hidden=True, help="Do not, whatever FAIRWAY_ALLOW_REMOTE or the file says.")
+]
+
+
+def _given(*, no_allow_remote: bool = False, **flags: Any) -> ServerFlags:
+    return {**flags, "allow_remote": False} if no_allow_remote else flags
 
 
 def server_flags(*names: str, **others: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -316,8 +329,8 @@ def server_flags(*names: str, **others: Any) -> Callable[[Callable[..., None]], 
 
     The verb gets them as `flags`, for `resolve(**flags)`. `others`: annotations instead of the usual ones.
     """
-    options = {name: others.get(name, _SERVER_FLAGS[name]) for name in names}
-    return gathered("flags", {**options, "config": ConfigFile}, dict)
+    options = {name: others.get(name, _FLAGS[name]) for name in names}
+    return gathered("flags", {**options, "no_allow_remote": _DenyRemote, "config": ConfigFile}, _given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,8 +417,6 @@ def _strangers(variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 app = typer.Typer(no_args_is_help=True, help="Settings: their values and origins.")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for programs.")]
 
 
 @app.callback()

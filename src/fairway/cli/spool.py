@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import fairway
+from fairway import Client
 from fairway.cli import connections, output
-from fairway.cli.connections import AsJson, CommonOptions, common_options
+from fairway.cli.arguments import AsJson
+from fairway.cli.connections import CommonOptions, common_options
+from fairway.cli.settings import CliOptions
 from fairway.client.url import META_SCHEME
 from fairway.errors import FairwayError, Misuse, Unreachable
+from fairway.protocol.route_messages import ClientRole, Route, Routed
 from fairway.runtime import terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.host import asked_to_end
+from fairway.runtime.rng import RealRng
 
 if TYPE_CHECKING:
-    from fairway import Client
-    from fairway.cli.settings import CliOptions
     from fairway.client.spool.spool_directory import Changed, JournalReport, SpoolReport
 
 app = typer.Typer(no_args_is_help=True)
@@ -46,7 +52,11 @@ Everything = Annotated[bool, typer.Option("--all", help="All batches that were s
 
 @app.callback()
 def _root() -> None:
-    """The spool: messages that wait on this host's disk for the broker."""
+    """The spool: messages that wait on this host's disk for the broker.
+
+    A batch that the broker refuses for good is set aside: it waits for `spool
+    retry` or `spool discard`.
+    """
 
 
 @app.command("status")
@@ -56,7 +66,7 @@ def status(directory: Directory, json: AsJson = False) -> None:
     Exit status 4 if a batch was set aside or something is damaged.
     """
     with output.failures("spool status"):
-        report = _surveyed(directory)
+        report = _survey(directory)
     if json:
         output.write_json(report)
     else:
@@ -74,14 +84,14 @@ def drain(directory: Directory, timeout_s: Timeout = None, *, common: CommonOpti
     aside or something is damaged.
     """
     with output.failures("spool drain"):
-        before = _surveyed(directory)
+        before = _survey(directory)
         orphaned = sum(each.messages for each in before.journals if each.process is None)
         options = common.resolve()
         delivered, is_done, trouble, to = 0, True, "", options.url
         if any(each.process is None for each in before.journals):
             delivered, is_done, trouble = _drained(directory, to, options.patience_s, orphaned, timeout_s)
-        after = _surveyed(directory)
-    _tell(delivered, is_done, trouble, after, to, json=common.json)
+        after = _survey(directory)
+    _show_drained(delivered, is_done, trouble, after, to, json=common.json)
 
 
 @app.command("retry")
@@ -99,8 +109,6 @@ def retry(
     Exit status 1 if a batch stays: its ID is unknown, or its process runs.
     """
     from fairway.client.spool import spool_directory
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
 
     with output.failures("spool retry"):
         if group is None:
@@ -113,28 +121,24 @@ def retry(
             done = spool_directory.retry_pinned(str(directory), group, RealClock(), RealRng())
     what = f"put back: `fairway spool drain {directory}` sends them, or the next client that names the spool"
     if_none = "nothing was set aside" if group is None else f"nothing waits for broker group {group}"
-    _tell_changed("spool retry", done, what, if_none, json=common.json)
+    _show_changed("spool retry", done, what, if_none, json=common.json)
 
 
 @app.command("discard")
 def discard(directory: Directory, ids: Ids = None, everything: Everything = False, json: AsJson = False) -> None:
     """Delete batches that were set aside: their messages are never sent. Exit status 1 if one stays."""
     from fairway.client.spool import spool_directory
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.rng import RealRng
 
     with output.failures("spool discard"):
         if bool(ids) == everything:
             raise Misuse("give the IDs of batches, or --all; `fairway spool status` shows the batches set aside")
         done = spool_directory.discard(str(directory), ids or None, RealClock(), RealRng())
-    _tell_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
+    _show_changed("spool discard", done, "deleted", "nothing was set aside", json=json)
 
 
 def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_repeat: bool) -> None:
     """Refuse while the broker group may come back: only that group knows what it has stored."""
-    from fairway.protocol.route_messages import ClientRole, Route, Routed
-
-    waiting = sum(each.pinned.get(group, 0) for each in _surveyed(directory).journals)
+    waiting = sum(each.pinned.get(group, 0) for each in _survey(directory).journals)
     if not waiting:
         return
     if not may_repeat:
@@ -159,7 +163,7 @@ def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_rep
         )
 
 
-def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bool) -> None:
+def _show_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bool) -> None:
     is_short = bool(done.unknown or done.left)
     if json:
         output.write_json(done)
@@ -175,9 +179,8 @@ def _tell_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bo
         raise typer.Exit(output.Exit.FAILED)
 
 
-def _surveyed(directory: Path) -> SpoolReport:
+def _survey(directory: Path) -> SpoolReport:
     from fairway.client.spool.spool_directory import survey
-    from fairway.runtime.clock import RealClock
 
     return survey(str(directory), RealClock())
 
@@ -186,15 +189,15 @@ def _drained(
     directory: Path, url: str, patience_s: float, orphaned: int, timeout_s: float | None
 ) -> tuple[int, bool, str]:
     """How many messages were sent, whether all were, and the last problem."""
-    import fairway
-    from fairway.runtime.clock import RealClock
-    from fairway.runtime.host import asked_to_end
-
     clock = RealClock()
     end_ns = None if timeout_s is None else clock.monotonic_ns() + int(timeout_s * 1e9)
     spool = fairway.SpoolOptions(str(directory), adopt_ms=_ADOPT_MS)
     with asked_to_end() as ending, fairway.connect(url, spool=spool) as client:
-        _check_reached(client, patience_s)
+        try:
+            client.wait_connected(patience_s)
+        except Unreachable:
+            client.abandon()
+            raise
         is_done = False
         with output.slow_bar("spool", orphaned) as advance:
             while not is_done and not ending.is_asked and (end_ns is None or clock.monotonic_ns() < end_ns):
@@ -205,20 +208,12 @@ def _drained(
         return (_delivered(client)[0], is_done, _delivered(client)[1])
 
 
-def _check_reached(client: Client, patience_s: float) -> None:
-    try:
-        client.wait_connected(patience_s)
-    except Unreachable:
-        client.abandon()
-        raise
-
-
 def _delivered(client: Client) -> tuple[int, str]:
     state = client.spool
     return (0, "") if state is None else (state.delivered, state.trouble)
 
 
-def _tell(delivered: int, is_done: bool, trouble: str, after: SpoolReport, url: str, *, json: bool) -> None:
+def _show_drained(delivered: int, is_done: bool, trouble: str, after: SpoolReport, url: str, *, json: bool) -> None:
     left = sum(each.messages for each in after.journals if each.process is None)
     if json:
         output.write_json({"delivered": delivered, "left": left, "trouble": trouble, "spool": after})

@@ -5,22 +5,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fairway.cli import connections, output
-from fairway.cli.connections import CommonOptions, Subject, common_options, describe, groups_of
+from fairway.cli.arguments import OnlySubject, Subject
+from fairway.cli.connections import CommonOptions, common_options, describe, groups_of
 from fairway.errors import Misuse
+from fairway.groups.config import as_document, decode
+from fairway.protocol.admin_messages import Depth, GroupDescription, SubjectDescription
+from fairway.protocol.route_messages import RouteChange, SubjectRoute
 from fairway.runtime import terminal
 from fairway.runtime.clock import RealClock
 
-if TYPE_CHECKING:
-    from fairway.protocol.admin_messages import GroupDescription, SubjectDescription
-    from fairway.protocol.route_messages import SubjectRoute
-
-
-MaybeSubject = Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Only this subject.", show_default=False)]
 MaybeGroup = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.")]
 All = Annotated[bool, typer.Option("--all", help="Also the broker's own subjects, such as dead letters.")]
 Above = Annotated[
@@ -36,12 +34,13 @@ Older = Annotated[
 def subjects(all_of_them: All = False, *, common: CommonOptions) -> None:
     """List subjects, and how many messages each holds."""
     with common.connected("subjects") as client:
-        from fairway.protocol.admin_messages import Depth
-
         _, found = describe(client, Depth.SUBJECTS)
         found = [each for each in found if all_of_them or ":" not in each.name]
         if common.json:
-            output.write_json({"subjects": [_without_groups(each) for each in found]})
+            documents = [output.named(each) for each in found]
+            for document in documents:
+                del document["groups"]
+            output.write_json({"subjects": documents})
             return
         table = output.table("subjects", "subject", "messages>", "first>", "next>", "groups>", "")
         rows = [
@@ -58,18 +57,10 @@ def subjects(all_of_them: All = False, *, common: CommonOptions) -> None:
         output.show_rows(table, rows, "no subjects yet: nothing was sent")
 
 
-def _without_groups(subject: SubjectDescription) -> dict[str, object]:
-    named: dict[str, object] = output.named(subject)
-    del named["groups"]
-    return named
-
-
 @common_options
-def groups(subject: MaybeSubject = None, group: MaybeGroup = None, *, common: CommonOptions) -> None:
+def groups(subject: OnlySubject = None, group: MaybeGroup = None, *, common: CommonOptions) -> None:
     """List consumer groups: lag, in-flight and waiting messages. With --json also their consumers."""
     with common.connected("groups") as client:
-        from fairway.protocol.admin_messages import Depth
-
         found = groups_of(client, subject, group, Depth.CONSUMERS)
         if common.json:
             output.write_json({"groups": [_with_subject(*each) for each in found]})
@@ -120,8 +111,6 @@ def _group_remarks(group: GroupDescription) -> str:
 
 
 def _with_subject(subject: SubjectDescription, group: GroupDescription) -> dict[str, object]:
-    from fairway.groups.config import as_document, decode
-
     document = {"subject": subject.name, **output.named(group)}
     document["config"] = None if group.config is None else as_document(decode(group.config))
     return document
@@ -129,7 +118,7 @@ def _with_subject(subject: SubjectDescription, group: GroupDescription) -> dict[
 
 @common_options
 def lag(
-    subject: MaybeSubject = None,
+    subject: OnlySubject = None,
     group: MaybeGroup = None,
     above: Above = None,
     older_s: Older = None,
@@ -258,54 +247,33 @@ def create(
     subject: Subject, on: On = None, groups: Number = 0, ordered: Ordered = False, *, common: CommonOptions
 ) -> None:
     """Create a subject before its first message."""
-    from fairway.protocol.route_messages import RouteChange
-
-    common.decide(
-        "subject create",
-        RouteChange.CREATE,
-        subject,
-        groups=on or (),
-        number=groups,
-        settings={"ordered": "true"} if ordered else None,
-    )
+    settings = {"ordered": "true"} if ordered else None
+    common.decide("subject create", RouteChange.CREATE, subject, groups=on or (), number=groups, settings=settings)
 
 
 @app.command()
 @common_options
 def extend(subject: Subject, to: To = None, groups: InAll = 0, *, common: CommonOptions) -> None:
     """Spread a subject over more broker groups: producers use them at once."""
-    from fairway.protocol.route_messages import RouteChange
-
     with output.failures("subject extend"):
         if not to and not groups:
             options = common.resolve()
             [route] = connections.everything(options, [subject]).subjects
             groups = len(route.writable) + 1
-    common.decide(
-        "subject extend",
-        RouteChange.EXTEND,
-        subject,
-        groups=to or (),
-        number=groups,
-    )
+    common.decide("subject extend", RouteChange.EXTEND, subject, groups=to or (), number=groups)
 
 
 @app.command()
 @common_options
 def retreat(subject: Subject, source: From, force: Force = False, *, common: CommonOptions) -> None:
-    """Send no new messages of a subject to a broker group. What the group holds is still consumed."""
-    from fairway.protocol.route_messages import RouteChange
-
-    common.decide("subject retreat", RouteChange.RETREAT, subject, groups=source, is_forced=force,
-    )  # fmt: skip
+    """Send no new messages of a subject to a broker group. Consumers still get those that it holds."""
+    common.decide("subject retreat", RouteChange.RETREAT, subject, groups=source, is_forced=force)
 
 
 @app.command("read-only")
 @common_options
 def read_only(subject: Subject, off: Off = False, *, common: CommonOptions) -> None:
     """Refuse new messages of a subject on all broker groups, until --off."""
-    from fairway.protocol.route_messages import RouteChange
-
     common.decide("subject read-only", RouteChange.READ_ONLY, subject, is_on=not off)
 
 
@@ -313,8 +281,6 @@ def read_only(subject: Subject, off: Off = False, *, common: CommonOptions) -> N
 @common_options
 def pause(subject: Subject, groups: ConsumerGroups, off: Off = False, *, common: CommonOptions) -> None:
     """Pause consumer groups of a subject on all broker groups, until --off."""
-    from fairway.protocol.route_messages import RouteChange
-
     common.decide("subject pause", RouteChange.PAUSE, subject, groups=groups, is_on=not off)
 
 
@@ -322,8 +288,6 @@ def pause(subject: Subject, groups: ConsumerGroups, off: Off = False, *, common:
 @common_options
 def set_options(subject: Subject, pairs: Pairs, *, common: CommonOptions) -> None:
     """Set options of a subject, such as ordered=true. Clients get them with its route."""
-    from fairway.protocol.route_messages import RouteChange
-
     with output.failures("subject set"):
         settings = dict(_pair(raw) for raw in pairs)
     common.decide("subject set", RouteChange.OPTIONS, subject, settings=settings)

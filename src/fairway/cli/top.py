@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from fairway import Client
 from fairway.cli import output
+from fairway.cli.arguments import Interval, OnlySubject
 from fairway.cli.connections import CommonOptions, common_options, describe
+from fairway.protocol.admin_messages import BrokerState, Depth, GroupDescription, SubjectDescription
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
+from fairway.runtime.signals import Ending
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from fairway import Client
-    from fairway.protocol.admin_messages import BrokerState, GroupDescription, SubjectDescription
-    from fairway.runtime.signals import Ending
 
 
 class GroupRow(msgspec.Struct, frozen=True):
@@ -122,16 +122,8 @@ def _grown(before: int, now: int) -> int:
 _ROWS_MAX = 40  # on a screen; --json has all
 _NAMES = ("subject", "group")
 _NUMBERS = ("in/s", "rate/s", "lag", "held", "wait", "oldest", "dead", "share", "cold")
-_LEAST_FIRST = (
-    "cold",
-    "share",
-    "in/s",
-    "wait",
-    "held",
-    "dead",
-    "oldest",
-    "rate/s",
-)  # dropped in this order on a narrow terminal
+# Dropped in this order on a narrow terminal.
+_LEAST_FIRST = ("cold", "share", "in/s", "wait", "held", "dead", "oldest", "rate/s")
 _NAME_CHARS_MIN = 8
 
 
@@ -153,12 +145,10 @@ _KEYS = {
     Sort.NAME: lambda row: (row.subject, row.group),
 }
 
-OnlySubject = Annotated[str | None, typer.Argument(metavar="SUBJECT", help="Only this subject.", show_default=False)]
 Once = Annotated[bool, typer.Option("--once", help="Measure one interval, print, exit.")]
-Interval = Annotated[
-    float, typer.Option("--interval-s", min=0.1, metavar="SECONDS", help="Time between two refreshes.")
+SortBy = Annotated[
+    Sort, typer.Option("--sort", metavar="ORDER", help="Sort groups by share, rate, lag, oldest or name.")
 ]
-SortBy = Annotated[Sort, typer.Option("--sort", help="Sort order of the groups.")]
 
 
 @common_options
@@ -199,8 +189,6 @@ class _LiveView:
         self._clock = RealClock()
 
     def again(self) -> tuple[BrokerState, list[GroupRow]]:
-        from fairway.protocol.admin_messages import Depth
-
         broker, subjects = describe(self._client, Depth.CONSUMERS, self._subject)
         now_ns, now_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         rows = self._watch.look(subjects, now_ns=now_ns, now_ms=now_ms)

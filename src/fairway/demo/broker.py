@@ -1,38 +1,42 @@
 """`make run`, `fairway demo`: a broker, a shop and a stream of orders, with a live table and things to try.
 
-The broker (`fairway up`) and the shop (`fairway demo shop`) are separate processes. The demo restarts a killed broker
-on the same port and directory and tells nobody: the clients wait and go on.
+The broker (`fairway up`) and the shop (`fairway demo shop`) are separate processes. The shop has three groups, written
+as a user writes a program: `billing` is quick, `mailer` slow, and `fraud` fails now and then. It runs until SIGTERM,
+and then prints a report of each group.
+
+The demo restarts a killed broker on the same port and directory and tells nobody: the clients wait and go on.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+import logging
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
+import msgspec
 import typer
 
+import fairway
+from fairway import Client
 from fairway.cli import output, top
+from fairway.cli.arguments import KeptDirectory, Seconds
 from fairway.cli.connections import describe
 from fairway.cli.top import GroupRow, RateMeter
-from fairway.demo import cluster, log
+from fairway.client.sync.connection import PendingMany
+from fairway.demo import cluster, directory, log, screen
 from fairway.errors import FairwayError, StorageFault
+from fairway.protocol.admin_messages import Depth
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
+from fairway.runtime.signals import Ending
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fairway import Client
-    from fairway.client.sync.connection import PendingMany
-    from fairway.demo.shop import ShopGroupReport
     from fairway.runtime.process import Child
-    from fairway.runtime.signals import Ending
-
-    _Update: TypeAlias = Callable[[RenderableType, bool], None]
 
 app = typer.Typer(invoke_without_command=True)
 app.command("log")(log.log)
@@ -47,16 +51,9 @@ _ANSWER_S = 2.0  # before the screen shows the broker as down
 _DRAIN_S = 10.0  # for the quick groups to finish what was sent
 _END_S = 30.0
 
-Seconds = Annotated[
-    float | None, typer.Option("--seconds", min=1, metavar="N", help="Stop after N seconds; unset: at Ctrl-C.")
-]
-DataDirectory = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; unset: a temporary one.")
-]
-
 
 @app.callback()
-def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = None) -> None:
+def demo(context: typer.Context, seconds: Seconds = None, data: KeptDirectory = None) -> None:
     """Run a demo: a broker, a stream of orders, three consumer groups and a live table.
 
     One group is slow, and one fails now and then. Exit status 0: every order
@@ -64,7 +61,7 @@ def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = 
     """
     if context.invoked_subcommand is not None:
         return
-    with output.failures("demo"), _directory(data) as root, host.asked_to_end() as ending:
+    with output.failures("demo"), directory(data) as root, host.asked_to_end() as ending:
         is_whole = _Demo(terminal.console(), root, ending).run(seconds)
     if not is_whole:
         raise typer.Exit(output.Exit.DAMAGE)
@@ -73,22 +70,100 @@ def demo(context: typer.Context, seconds: Seconds = None, data: DataDirectory = 
 @app.command("shop", hidden=True)
 def shop(url: str) -> None:
     """Run the three consumer groups of the demo."""
-    from fairway.demo import shop
-
     with output.failures("demo shop"):
-        output.write_json_line(shop.run(url))
+        output.write_json_line(run_shop(url))
 
 
-@contextmanager
-def _directory(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        yield data
-        return
-    made = tempfile.mkdtemp(prefix="fairway-")
-    try:
-        yield Path(made) / "data"
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+# --- the shop ---------------------------------------------------------------------------------------------------------
+
+SUBJECT = "order.changed"
+BILLING, MAILER, FRAUD = "billing", "mailer", "fraud"
+GROUPS = (BILLING, MAILER, FRAUD)
+
+_MAIL_S = 0.05  # four at a time: 80 a second, fewer than the orders
+_MAILS_AT_ONCE = 4
+_BUSY_ONE_IN = 40
+_STOLEN_ONE_IN = 500  # orders, by number, that fail at every attempt
+_LATENCIES = 20_000  # the latest that are kept
+
+
+class ShopGroupReport(msgspec.Struct):
+    """What a group did. `seen` are messages, each counted once however often it came."""
+
+    handled: int = 0
+    seen: int = 0
+    retried: int = 0
+    rejected: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+class _Tally:
+    """Written by one thread."""
+
+    def __init__(self) -> None:
+        self.report = ShopGroupReport()
+        self._seen = bytearray()  # one byte for each sequence: an hour of the demo takes a megabyte
+        self._latencies_ms: deque[float] = deque(maxlen=_LATENCIES)
+        self._clock = RealClock()
+
+    def note(self, message: fairway.Message) -> None:
+        self.report.handled += 1
+        missing = message.sequence + 1 - len(self._seen)
+        if missing > 0:
+            self._seen.extend(bytes(missing))
+        self._seen[message.sequence] = 1
+        self._latencies_ms.append(self._clock.wall_ms() - message.created_at.timestamp() * 1_000)
+
+    def close(self) -> ShopGroupReport:
+        ordered = sorted(self._latencies_ms) or [0.0]
+        self.report.seen = sum(self._seen)
+        self.report.p50_ms = ordered[len(ordered) // 2]
+        self.report.p99_ms = ordered[len(ordered) * 99 // 100]
+        return self.report
+
+
+def run_shop(url: str) -> dict[str, ShopGroupReport]:
+    """Handle orders until SIGTERM or Ctrl-C; what was done."""
+    logging.getLogger("fairway.app").setLevel(logging.ERROR)  # the demo has its own screen
+    app, rng = fairway.App(url), RealRng()
+    tallies = {group: _Tally() for group in GROUPS}
+
+    @app.listener(SUBJECT, group=BILLING)
+    def bill(message: fairway.Message) -> None:
+        tallies[BILLING].note(message)
+
+    @app.listener(SUBJECT, group=MAILER, concurrency=_MAILS_AT_ONCE)
+    async def mail(message: fairway.Message) -> None:
+        await asyncio.sleep(_MAIL_S)
+        tallies[MAILER].note(message)
+
+    @app.listener(SUBJECT, group=FRAUD)
+    def check(message: fairway.Message) -> None:
+        tally = tallies[FRAUD]
+        if is_stolen(message.payload):
+            tally.report.rejected += 1
+            raise fairway.Reject("a stolen card")
+        if rng.below(_BUSY_ONE_IN) == 0:
+            tally.report.retried += 1
+            raise fairway.Retry("the model is busy", after=1)
+        tally.note(message)
+
+    app.run()
+    return {group: tally.close() for group, tally in tallies.items()}
+
+
+def order(number: int) -> bytes:
+    """The payload of an order."""
+    return msgspec.json.encode({"order": number, "total": number % 97 + 0.5})
+
+
+def is_stolen(payload: bytes) -> bool:
+    number: int = msgspec.json.decode(payload)["order"]
+    return number % _STOLEN_ONE_IN == 0
+
+
+# --- the show ---------------------------------------------------------------------------------------------------------
 
 
 class _DemoBroker:
@@ -152,7 +227,6 @@ class _Demo:
 
     def run(self, seconds: float | None) -> bool:
         """Run the demo; returns whether every stored order reached `billing`."""
-        import fairway
         from fairway.runtime.process import Child
 
         self._server = _DemoBroker(self._root)
@@ -164,10 +238,10 @@ class _Demo:
                 self._say_what_to_try()
                 self._show(client, seconds)
                 self._drain(client)
-                told = self._last_words(_end(shop))
+                reports = self._reports(_end(shop))
                 rows = self._look(client)
                 self._collect(is_final=True)
-            return self._sum_up(told, rows)
+            return self._sum_up(reports, rows)
         finally:
             self._server.stop()
 
@@ -175,7 +249,7 @@ class _Demo:
 
     def _show(self, client: Client, seconds: float | None) -> None:
         start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
-        with self._screen() as update:
+        with screen(self._out) as update:
             while not self._ending.wait(_TICK_S):
                 now_ns = self._clock.monotonic_ns()
                 if seconds is not None and now_ns - start_ns >= seconds * 1e9:
@@ -189,21 +263,8 @@ class _Demo:
                     said_ns = now_ns if is_due else said_ns
                     update(self._view(client), is_due)
 
-    @contextmanager
-    def _screen(self) -> Iterator[_Update]:
-        """Yields a function that shows a table; a terminal draws each table over the last one."""
-        from rich.live import Live
-
-        if not self._out.is_terminal:
-            yield lambda view, is_due: self._out.print(view) if is_due else None
-            return
-        with Live(console=self._out, auto_refresh=False) as live:
-            yield lambda view, _is_due: live.update(view, refresh=True)
-
     def _send(self, client: Client, elapsed_s: float) -> None:
         """Send the orders that are due by now; those of a time without a broker follow when it is back."""
-        from fairway.demo.shop import SUBJECT, order
-
         due = min(round(elapsed_s * _ORDERS_PER_S) - self._sent, _ORDERS_PER_S)
         if due > 0:
             numbers = range(self._sent + 1, self._sent + 1 + due)
@@ -227,8 +288,6 @@ class _Demo:
         self._pending = [] if is_final else waiting
 
     def _look(self, client: Client) -> list[GroupRow]:
-        from fairway.protocol.admin_messages import Depth
-
         self._broker, subjects = describe(client, Depth.CONSUMERS, timeout_s=_ANSWER_S)
         rows = self._watch.look(subjects, now_ns=self._clock.monotonic_ns(), now_ms=self._clock.wall_ms())
         return sorted((row for row in rows if ":" not in row.subject), key=lambda row: row.group)
@@ -244,8 +303,6 @@ class _Demo:
 
     def _drain(self, client: Client) -> None:
         """Wait until all orders are stored and the quick groups have them, or until a timeout."""
-        from fairway.demo.shop import GROUPS, MAILER
-
         end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
         while self._clock.monotonic_ns() < end_ns:
             self._server.revive()
@@ -259,24 +316,18 @@ class _Demo:
                 return
             host.sleep(_TICK_S)
 
-    def _last_words(self, words: list[str]) -> dict[str, ShopGroupReport]:
-        import msgspec
-
-        from fairway.demo.shop import ShopGroupReport
-
+    def _reports(self, words: list[str]) -> dict[str, ShopGroupReport]:
         if not words:
             raise StorageFault("the shop has said nothing: see its message above")
         return msgspec.json.decode(words[-1], type=dict[str, ShopGroupReport])
 
-    def _sum_up(self, told: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
+    def _sum_up(self, reports: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
         from rich.text import Text
-
-        from fairway.demo.shop import BILLING
 
         left = {row.group: row for row in rows}
         columns = ("orders>", "handled>", "retried>", "dead>", "still waiting>", "send to handler, median>", "99 %>")
         table = output.table("what the groups did", "group", *columns)
-        for group, each in told.items():
+        for group, each in reports.items():
             row = left.get(group)
             table.add_row(
                 group,
@@ -289,7 +340,7 @@ class _Demo:
                 output.age(each.p99_ms / 1_000) if each.p99_ms >= 1_000 else f"{each.p99_ms:.0f} ms",
             )
         self._out.print(table)
-        missing = max(self._stored - told[BILLING].seen, 0)
+        missing = max(self._stored - reports[BILLING].seen, 0)
         deaths = self._server.lives - 1
         killed = f", and the broker died {'once' if deaths == 1 else f'{deaths} times'} meanwhile" if deaths else ""
         failed = f", {self._failed:,} were refused" if self._failed else ""

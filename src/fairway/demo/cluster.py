@@ -1,5 +1,15 @@
 """`make cluster`, `fairway demo cluster`: a cluster on this machine, with numbered orders and a live table.
 
+`Cluster` has the servers, each a process of its own:
+
+    zookeeper       from the jars that pyspark ships
+    m1, m2          meta servers
+    g1-a, g1-b      a broker group, two copies
+    g2-a, g2-b      another
+    d1-a, d1-b      a group of delay servers, two copies
+
+A killed server stays away for a while, so that the user sees a failover. Then it restarts on its directory.
+
 `Traffic` sends orders to a subject that both broker groups carry, some of them through the delay servers. A consumer in
 this process receives all. Each order has a number, so the demo knows at the end whether each stored order arrived.
 
@@ -9,35 +19,221 @@ masters at half time: of a broker group and of the delay servers.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 import typer
 
+import fairway
+from fairway import Client, Consumer
 from fairway.cli import cluster as cluster_verb
 from fairway.cli import connections, output
+from fairway.cli.arguments import KeptDirectory, Seconds
 from fairway.cli.settings import CliOptions
-from fairway.demo import servers as servers_module
-from fairway.demo.servers import AWAY_S, SESSION_MS, Cluster
+from fairway.demo import directory, screen
 from fairway.errors import FairwayError
+from fairway.protocol.receipts import Pending
+from fairway.protocol.route_messages import Govern, Governed, GroupRoute, RouteChange, Routed
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
+from fairway.runtime.host import free_port
+from fairway.runtime.signals import Ending, Workers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fairway import Client, Consumer
-    from fairway.protocol.receipts import Pending
-    from fairway.protocol.route_messages import GroupRoute, Routed
-    from fairway.runtime.signals import Ending
+    from fairway.runtime.process import Child, Ensemble
 
-    _Update: TypeAlias = Callable[[RenderableType, bool], None]
 
+# --- the servers ------------------------------------------------------------------------------------------------------
+
+HOST = "127.0.0.1"
+AWAY_S = 15.0  # longer than the others need to notice
+SESSION_MS = 4_000
+_TICK_MS = 400  # ZooKeeper grants sessions of 2 to 20 of these
+_START_S = 60.0  # a machine that swaps is slow, not broken
+_END_S = 20.0
+_PORT = re.compile(r"ready at \S*?:(\d+)")
+
+
+class ServerFailed(FairwayError):
+    """One of the servers did not start."""
+
+
+class _Absence:
+    """How long a process has been dead."""
+
+    def __init__(self) -> None:
+        self._clock = RealClock()
+        self._since_ns: int | None = None
+
+    def is_over(self, *, is_alive: bool) -> bool:
+        """Whether it is time to restart the server."""
+        now_ns = self._clock.monotonic_ns()
+        if is_alive:
+            self._since_ns = None
+        elif self._since_ns is None:
+            self._since_ns = now_ns
+        return self._since_ns is not None and now_ns - self._since_ns >= AWAY_S * 1e9
+
+
+class DemoServer:
+    """`fairway ...` in a process of its own; its port and its directory stay through all its lives."""
+
+    def __init__(self, name: str, group: str, logs: Path, *arguments: str) -> None:
+        self.name = name
+        self.group = group  # the server group; empty for a server in none
+        self.port = free_port()
+        self.lives = 0
+        self._log = logs / f"{name}.log"
+        self._arguments = (*arguments, "--port", str(self.port))
+        self._absence = _Absence()
+        self._child: Child | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID; None while the server is dead."""
+        return self._child.pid if self._child is not None and self._child.is_alive else None
+
+    def start(self) -> None:
+        """Start the process; `await_ready` waits until it is ready."""
+        from fairway.runtime.process import Child
+
+        self._child = Child("fairway", *self._arguments, errors_to=self._log)
+        self.lives += 1
+
+    def await_ready(self) -> None:
+        ready = None if self._child is None else self._child.line(timeout_s=_START_S)
+        if ready is None or _PORT.search(ready) is None:
+            raise ServerFailed(f"{self.name} did not start: {self.last_words()}")
+
+    def revive(self) -> bool:
+        """Restart the server if it has been dead for a while; returns whether it was."""
+        if not self._absence.is_over(is_alive=self.pid is not None):
+            return False
+        self._close()
+        self.start()
+        return True
+
+    def kill(self) -> None:
+        """Kill the process with SIGKILL."""
+        if self._child is not None:
+            self._child.kill()
+
+    def ask_to_end(self) -> None:
+        if self._child is not None:
+            self._child.terminate()
+
+    def stop(self) -> None:
+        """Wait until the process has ended; kill it if that takes too long."""
+        from fairway.runtime.process import ChildSilent
+
+        if self._child is not None:
+            try:
+                self._child.wait(timeout_s=_END_S)
+            except ChildSilent:
+                pass
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        if self._child is not None:
+            self._child.__exit__(None, None, None)
+            self._child = None
+
+    def last_words(self) -> str:
+        """The last lines of its stderr."""
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.is_file() else []
+        return lines[-1] if lines else "it said nothing"
+
+
+class Cluster:
+    """All servers of the cluster."""
+
+    def __init__(self, root: Path, zookeeper: Ensemble) -> None:
+        self._zookeeper = zookeeper
+        self._absence = _Absence()
+        self._root = root
+        registry = f"zookeeper://{zookeeper.hosts}"
+        member = ("--registry", registry, "--session-ms", str(SESSION_MS))
+        metas = [DemoServer(name, "", root, "meta", *member) for name in ("m1", "m2")]
+        brokers = [
+            DemoServer(
+                f"{group}-{copy}", group, root, "broker", *self._data(f"{group}-{copy}"), *member, "--group", group
+            )
+            for group in ("g1", "g2")
+            for copy in "ab"
+        ]
+        delays = [
+            DemoServer(name, "d1", root, "delay", "serve", *self._data(name), *member, "--group", "d1")
+            for name in ("d1-a", "d1-b")
+        ]
+        self.servers = [*metas, *brokers, *delays]
+        self.url = "meta://" + ",".join(meta.address for meta in metas)
+
+    def _data(self, name: str) -> tuple[str, str]:
+        return "--data", str(self._root / name)
+
+    @property
+    def zookeeper_pid(self) -> int | None:
+        return self._zookeeper.servers[0].pid
+
+    def at(self, address: str) -> DemoServer | None:
+        """The server that listens at the address."""
+        return next((each for each in self.servers if each.address == address), None)
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.await_ready()
+
+    def revive(self) -> list[str]:
+        """Restart servers that have been dead for a while; returns their names."""
+        back = [server.name for server in self.servers if server.revive()]
+        return back + (["zookeeper"] if self._revive_zookeeper() else [])
+
+    def _revive_zookeeper(self) -> bool:
+        [server] = self._zookeeper.servers
+        if not self._absence.is_over(is_alive=server.is_alive):
+            return False
+        server.kill()
+        server.start()
+        return True
+
+    def stop(self) -> None:
+        """Stop all servers; the meta servers last, because the others deregister there."""
+        for server in reversed(self.servers):
+            server.ask_to_end()
+        for server in reversed(self.servers):
+            server.stop()
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Cluster]:
+    """A ready cluster, with all its data in the directory."""
+    from fairway.runtime.held_directory import make_private
+    from fairway.runtime.process import ensemble
+
+    make_private(str(root.absolute()))
+    with ensemble(tick_ms=_TICK_MS, home=root / "zookeeper") as zookeeper:
+        cluster = Cluster(root, zookeeper)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+# --- the orders -------------------------------------------------------------------------------------------------------
 
 GROUP = "billing"
 _ORDERS_PER_S = 200
@@ -51,8 +247,6 @@ class Traffic:
     """Sends orders when its owner calls; receives them on a thread of its own."""
 
     def __init__(self, client: Client, subject: str) -> None:
-        from fairway.runtime.signals import Workers
-
         self._clock = RealClock()
         self._subject = subject
         self._client = client
@@ -144,6 +338,8 @@ class Traffic:
         ]
 
 
+# --- the show ---------------------------------------------------------------------------------------------------------
+
 SUBJECT = "order.changed"
 _TICK_S = 0.05
 _LOOK_S = 0.5
@@ -154,15 +350,8 @@ _KILL_FROM_S = 12.0  # a shorter demo has no time for a failover
 _COPIES = 2
 _KILLED = ("g1", "d1")  # the groups whose masters the demo kills
 
-Seconds = Annotated[
-    float | None, typer.Option("--seconds", min=1, metavar="N", help="Stop after N seconds; unset: at Ctrl-C.")
-]
-DataDirectory = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Use and keep this directory; unset: a temporary one.")
-]
 
-
-def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
+def cluster(seconds: Seconds = None, data: KeptDirectory = None) -> None:
     """Run a demo cluster on this machine, with a stream of orders and a live table.
 
     It has ZooKeeper, two meta servers, two broker groups of two copies and a
@@ -172,25 +361,13 @@ def cluster(seconds: Seconds = None, data: DataDirectory = None) -> None:
     Exit status 0: every order that was stored was received. Needs Java and
     pyspark, whose jars have a ZooKeeper.
     """
-    with output.failures("demo cluster"), _directory(data) as root, host.asked_to_end() as ending:
+    with output.failures("demo cluster"), directory(data) as root, host.asked_to_end() as ending:
         out = terminal.console()
         out.print("starting ZooKeeper, two meta servers, four brokers and two delay servers ...")
-        with servers_module.running(root) as servers:
+        with running(root) as servers:
             is_whole = _ClusterDemo(out, servers, ending).run(seconds)
     if not is_whole:
         raise typer.Exit(output.Exit.DAMAGE)
-
-
-@contextmanager
-def _directory(data: Path | None) -> Iterator[Path]:
-    if data is not None:
-        yield data
-        return
-    made = tempfile.mkdtemp(prefix="fairway-demo-")
-    try:
-        yield Path(made)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 class _ClusterDemo:
@@ -206,10 +383,8 @@ class _ClusterDemo:
 
     def run(self, seconds: float | None) -> bool:
         """Run the demo; returns whether every stored order was received."""
-        import fairway
-
         found = self._await_settled()
-        self._create_subject()
+        connections.ask(self._options, Govern(RouteChange.CREATE, SUBJECT, ["g1", "g2"]), Governed)
         with fairway.Client(self._servers.url) as client:
             with Traffic(client, SUBJECT) as traffic:
                 self._say_what_to_try(found)
@@ -231,7 +406,7 @@ class _ClusterDemo:
                 if found is not None:
                     self._out.print(cluster_verb.shown(found))
                 words = "; ".join(f"{each.name}: {each.last_words()}" for each in self._servers.servers)
-                raise servers_module.ServerFailed(f"the cluster is not in order after {_SETTLE_S:g} s: {words}")
+                raise ServerFailed(f"the cluster is not in order after {_SETTLE_S:g} s: {words}")
             host.sleep(_LOOK_S)
 
     def _look(self) -> Routed | None:
@@ -241,16 +416,11 @@ class _ClusterDemo:
         except (FairwayError, TimeoutError):
             return None
 
-    def _create_subject(self) -> None:
-        from fairway.protocol.route_messages import Govern, Governed, RouteChange
-
-        connections.ask(self._options, Govern(RouteChange.CREATE, SUBJECT, ["g1", "g2"]), Governed)
-
     # --- live --------------------------------------------------------------------------------------------------------
 
     def _show(self, client: Client, traffic: Traffic, seconds: float | None) -> None:
         start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
-        with self._screen() as update:
+        with screen(self._out) as update:
             while not self._ending.wait(_TICK_S):
                 now_ns = self._clock.monotonic_ns()
                 elapsed_s = (now_ns - start_ns) / 1e9
@@ -268,17 +438,6 @@ class _ClusterDemo:
                 update(self._view(found, traffic), is_due)
                 if seconds is not None and seconds >= _KILL_FROM_S and elapsed_s >= seconds / 2:
                     self._follow_killings(found)
-
-    @contextmanager
-    def _screen(self) -> Iterator[_Update]:
-        """Yields a function that shows a view; a terminal draws each view over the last one."""
-        from rich.live import Live
-
-        if not self._out.is_terminal:
-            yield lambda view, is_due: self._out.print(view) if is_due else None
-            return
-        with Live(console=self._out, auto_refresh=False) as live:
-            yield lambda view, _is_due: live.update(view, refresh=True)
 
     def _view(self, found: Routed | None, traffic: Traffic) -> RenderableType:
         from rich.console import Group as RichGroup

@@ -8,22 +8,24 @@ there, and no message that was never sent.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairway import limits
+from fairway import batch, demo, limits
 from fairway.cli import directory, output
 from fairway.cli.directory import look
 from fairway.errors import FairwayError, Misuse, StorageFault
+from fairway.group_events import ActionKind, GroupEvent
 from fairway.names import Subject
 from fairway.runtime import terminal
+from fairway.runtime.clock import RealClock
+from fairway.runtime.rng import RealRng
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,15 +58,10 @@ def log(data: DataDirectory = None, writer: IsWriter = False) -> None:
         raise typer.Exit(output.Exit.DAMAGE)
 
 
-@contextmanager
-def _place(data: Path | None) -> Iterator[Path]:
-    if data is None:
-        with tempfile.TemporaryDirectory(prefix="fairway-") as made:
-            yield Path(made) / "data"
-    elif data.exists() and (not data.is_dir() or any(data.iterdir())):
+def _place(data: Path | None) -> AbstractContextManager[Path]:
+    if data is not None and data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise Misuse(f"{data} is not empty: the demonstration damages what it finds there, so name a new directory")
-    else:
-        yield data
+    return demo.directory(data)
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
@@ -72,8 +69,6 @@ def _place(data: Path | None) -> Iterator[Path]:
 
 def _batch(number: int) -> tuple[Subject, bytes]:
     """The batch that the child appends as its `number`-th: both processes can make it."""
-    from fairway import batch
-
     subject = number % len(_SUBJECTS)
     first = number // len(_SUBJECTS) * _BATCH_MESSAGES
     payloads = [f"{_SUBJECTS[subject]} {first + index}".encode().ljust(100, b".") for index in range(_BATCH_MESSAGES)]
@@ -82,9 +77,7 @@ def _batch(number: int) -> tuple[Subject, bytes]:
 
 
 def _open(root: Path) -> Store:
-    from fairway.runtime.clock import RealClock
     from fairway.runtime.real_disk import RealDisk
-    from fairway.runtime.rng import RealRng
     from fairway.storage.store import Store, StoreOptions
 
     loop = asyncio.get_running_loop()
@@ -112,8 +105,6 @@ async def _write(root: Path) -> None:
 
 async def _append_for_ever(store: Store) -> None:
     """Print the number of each batch once it is durable."""
-    from fairway.group_events import ActionKind, GroupEvent
-    from fairway.runtime.clock import RealClock
     from fairway.storage.action_log import Action
 
     clock = RealClock()
@@ -189,7 +180,6 @@ class _LogDemo:
 
     def _append_and_crash(self) -> set[int]:
         from fairway.runtime.process import Child
-        from fairway.runtime.rng import RealRng
 
         enough = _KILL_AFTER + RealRng().below(_KILL_AFTER)
         self._act("Append, then kill -9")
@@ -256,10 +246,8 @@ def _stored(store: Store, subject: Subject) -> Iterator[tuple[int, bytes]]:
     while state is not None and sequence < state.next_sequence:
         read = store.messages.read(state.id, sequence, messages_max=10_000, bytes_max=4 * limits.MIB)
         for stored in read:
-            yield (
-                stored.entry.first_sequence // _BATCH_MESSAGES * len(_SUBJECTS) + _SUBJECTS.index(subject),
-                stored.data,
-            )
-        sequence = (
-            read[-1].entry.end_sequence if read else sequence + _BATCH_MESSAGES
-        )  # past a batch that the store withholds
+            batches_before = stored.entry.first_sequence // _BATCH_MESSAGES
+            yield batches_before * len(_SUBJECTS) + _SUBJECTS.index(subject), stored.data
+        sequence += _BATCH_MESSAGES  # past a batch that the store withholds
+        if read:
+            sequence = read[-1].entry.end_sequence

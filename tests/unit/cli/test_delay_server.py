@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fairway
-from fairway.cli.delay_server import parse_brokers
+from fairway.cli.delay import parse_brokers
 from fairway.errors import Misuse
 from fairway.runtime.process import Child
 from tests.unit.cli.running import Cli

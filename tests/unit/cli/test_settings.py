@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairway.cli import broker, delay_server, meta, subject
+from fairway.cli import broker, delay, meta, subject
 from fairway.cli.settings import SETTINGS, CliOptions, DurabilityChoice, resolve
 from fairway.errors import Misuse
 from fairway.storage import retention
@@ -140,7 +140,7 @@ def test_the_document_has_every_setting_as_it_is() -> None:
 def test_every_setting_is_a_flag_of_the_right_kind() -> None:
     """A flag is `T | None` where the setting is a `T`, because not given is not a value."""
     flags = {}
-    for verb in (broker.up, broker.serve, delay_server.serve, meta.serve, subject.subjects):
+    for verb in (broker.up, broker.serve, delay.serve, meta.serve, subject.subjects):
         hints = typing.get_type_hints(verb)
         flags.update({name: hints[name] for name in inspect.signature(verb).parameters if name in SETTINGS})
     assert flags.keys() == SETTINGS.keys()

@@ -37,8 +37,8 @@ MESSAGES = range(20)
 APPENDED_MS = 500  # the first; each later one a millisecond after
 TOLD_FROM_MS = 503
 ANN, BOB, EVE = 1, 2, 3
-GROUPS = {1: "every", 2: "quick", 3: "moved", 4: "gone", 5: "late", 6: "old"}
-CURSORS = {"every": 19, "quick": 5, "moved": 15, "late": 15, "old": 10, "silent": 10}
+GROUPS = {1: "every", 2: "quick", 3: "moved", 4: "gone", 5: "late", 6: "old", 7: "forth", 8: "again", 9: "again"}
+CURSORS = {"every": 19, "quick": 5, "moved": 15, "late": 15, "old": 10, "forth": 15, "again": 2, "silent": 10}
 DUE_MS = 90_000
 
 
@@ -107,10 +107,26 @@ def old(now: Iterator[int]) -> Iterator[GroupEvent]:
     yield group_events.parked(10, ((3, 1),), (1,), next(now))
 
 
+def forth(now: Iterator[int]) -> Iterator[GroupEvent]:
+    """The cursor goes back and forth again, over what was acked."""
+    yield group_events.pulled(ANN, 1, ((0, 5),), 1, next(now))
+    yield group_events.acked(ANN, 1, 0, ((0, 3),), next(now))
+    yield group_events.sought(0, next(now))
+    yield group_events.sought(15, next(now))
+
+
+def made_again(now: Iterator[int]) -> Iterator[GroupEvent]:
+    """Behind `gone`, under the same name and another number."""
+    yield group_events.pulled(BOB, 1, ((0, 2),), 1, next(now))
+    yield group_events.acked(BOB, 1, 0, ((1, 1),), next(now))
+
+
 def records() -> Iterator[Record]:
     """The action log: each event in a record of its own."""
     now = itertools.count(1_000)
-    of = {1: every_kind, 2: handed_out, 3: moved, 4: gone, 5: late, 6: old}
+    of = {
+        1: every_kind, 2: handed_out, 3: moved, 4: gone, 5: late, 6: old, 7: forth, 8: gone, 9: made_again,
+    }  # fmt: skip
     for group, events in of.items():
         mode = Mode.AT_MOST_ONCE if GROUPS[group] == "quick" else Mode.AT_LEAST_ONCE
         begun = () if GROUPS[group] == "old" else beginning(group, mode, now)
@@ -127,7 +143,7 @@ def told_one_by_one(names: NameResolver) -> dict[tuple[str | None, int], Message
     for each in records():
         names.learn(each)
         histories.apply(each.body)
-    return {(names.group(each.group_id), each.place.sequence): each for each in histories}
+    return {(each.group, each.place.sequence): each for each in histories}
 
 
 def told_at_once(spark: SparkSession, names: NameResolver) -> list[Row]:
@@ -155,7 +171,7 @@ def test_both_find_the_same_whatever_event_comes_last(spark: SparkSession) -> No
     rows = told_at_once(spark, names)
     for row in rows:
         group, sequence = row["group"], row["sequence"]
-        one = known.get((group, sequence), MessageHistory(MessageLocation(SUBJECT, sequence), 0))
+        one = known.get((group, sequence), MessageHistory(MessageLocation(SUBJECT, sequence), group))
         without = state_without_events(sequence, CURSORS.get(group), APPENDED_MS + sequence, TOLD_FROM_MS)
         state = one.state if one.events else without
         due_ms = round(row["due_at"].timestamp() * 1_000) if row["due_at"] else 0

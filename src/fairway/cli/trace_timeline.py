@@ -63,9 +63,10 @@ class Histories:
             self._sequences.setdefault(each.subject, []).append(each.sequence)
         self._meant: dict[int, list[MessageLocation]] = {}  # by the number of the subject; empty: of another message
         self._found: dict[tuple[int, int], list[MessageHistory]] = {}  # by the numbers of subject and group
+        self._named: dict[tuple[int, str | None], list[MessageHistory]] = {}  # the same by the name of the group
 
     def __iter__(self) -> Iterator[MessageHistory]:
-        return (each for found in self._found.values() for each in found)
+        return (each for found in self._named.values() for each in found)
 
     def apply(self, body: bytes) -> bool:
         """Apply the actions of a record; returns whether one of them concerns the message."""
@@ -101,12 +102,14 @@ class Histories:
         places = self._meant[subject_id]
         if places and (subject_id, group_id) not in self._found:
             self._resolve(Ids(set(), {group_id}, set()))
-            self._found[subject_id, group_id] = [MessageHistory(each, group_id) for each in places]
+            group = self._names.group(group_id)
+            new = [MessageHistory(each, group) for each in places]
+            self._found[subject_id, group_id] = self._named.setdefault((subject_id, group), new)
         return self._found[subject_id, group_id] if places else []
 
     def are_done(self, awaited: Mapping[MessageLocation, Iterable[str]]) -> bool:
         """Whether the awaited groups are done with each place."""
-        done = {(each.place, self._names.group(each.group_id)) for each in self if each.is_done}
+        done = {(each.place, each.group) for each in self if each.is_done}
         return all((place, group) in done for place, groups in awaited.items() for group in groups)
 
 
@@ -164,7 +167,7 @@ class _BrokerPart(NamedTuple):
     from_ms: int  # the begin of its action log
 
     def histories_in(self, group: str) -> list[MessageHistory]:
-        return [each for each in self.histories if self.names.group(each.group_id) == group]
+        return [each for each in self.histories if each.group == group]
 
 
 class Telling:
@@ -236,7 +239,7 @@ def _follow(
         if is_action and histories.apply(each.body) and not is_to_end and histories.are_done(places):
             break
     found = list(histories)
-    consumers = {(of.group_id, each.consumer_id) for of in found for each in of.events if each.consumer_id}
+    consumers = {(each.group_id, each.consumer_id) for of in found for each in of.events if each.consumer_id}
     resolver.resolve(Ids(set(), set(), consumers))
     return names, found, log.told_from_ms()
 
@@ -288,13 +291,13 @@ def _events(
     elsewhere: str | None,
     earlier: Mapping[MessageLocation, int],
 ) -> list[TimelineEvent]:
-    place, group_id = history.place, history.group_id
+    place = history.place
     return [
         TimelineEvent(
             moment_of(each.at_ms),
             each.event,
-            names.group(group_id),
-            names.consumer(group_id, each.consumer_id),
+            history.group,
+            names.consumer(each.group_id, each.consumer_id),
             earlier.get(place, 0) + each.attempt if each.attempt else None,
             moment_of(each.due_ms) if each.due_ms else None,
             each.detail,
@@ -315,7 +318,7 @@ def _in_groups(part: _BrokerPart, parts: Sequence[_BrokerPart]) -> list[InGroup]
     told = [part, *(each for each in parts if each.message is None and part is parts[0])]
     names = {
         *part.groups,
-        *(each.names.group(history.group_id) or "" for each in told for history in each.histories if history.events),
+        *(history.group or "" for each in told for history in each.histories if history.events),
     }
     return [_in_group(name, part.message, part, told) for name in sorted(names)]
 

@@ -94,6 +94,7 @@ class MessageEvent:
 
     at_ms: int
     event: str
+    group_id: int
     consumer_id: int
     attempt: int
     due_ms: int
@@ -102,11 +103,13 @@ class MessageEvent:
 
 @dataclass
 class MessageHistory:
-    """The state of a message, or of one copy, in one group, and the events that led there."""
+    """The state of a message, or of one copy, in one group, and the events that led there. A group that was removed and
+    made again has another number, and goes on under its name."""
 
     place: MessageLocation
-    group_id: int
+    group: str | None
     state: str = WAITING
+    named_state: str = WAITING  # after the last event that named the message
     holder: int = 0  # the number of a consumer
     due_ms: int = 0
     pulls: int = 0
@@ -120,7 +123,8 @@ class MessageHistory:
 
     def apply(self, event: str, action: ActionHeader, detail: bytes, *, is_at_most_once: bool = False) -> None:
         """Apply an event that names the message."""
-        self.state = HANDED_OUT if event == "pulled" and is_at_most_once else STATE_AFTER[event]
+        self.named_state = HANDED_OUT if event == "pulled" and is_at_most_once else STATE_AFTER[event]
+        self.state = self.named_state
         self.holder = action.consumer_id if self.state == IN_HAND else 0
         self.due_ms = max(action.due_ms, 0)
         self.pulls += event == "pulled"
@@ -138,11 +142,13 @@ class MessageHistory:
     def move_cursor(self, event: str, action: ActionHeader) -> None:
         """Apply a move of the group's cursor, or the removal of the group: in-flight messages are forgotten."""
         is_to_come = event == SOUGHT and action.lot <= self.place.sequence
-        after = WAITING if is_to_come else self.state if self.is_done else SKIPPED
+        after = WAITING if is_to_come else self.named_state if self.named_state in DONE else SKIPPED
         if after != self.state:
             self.state, self.holder, self.due_ms = after, 0, 0
             self._note(event, action, None)
 
     def _note(self, event: str, action: ActionHeader, detail: str | None) -> None:
         due_ms = max(action.due_ms, 0)
-        self.events.append(MessageEvent(action.time_ms, event, action.consumer_id, action.attempt, due_ms, detail))
+        self.events.append(
+            MessageEvent(action.time_ms, event, action.group_id, action.consumer_id, action.attempt, due_ms, detail)
+        )

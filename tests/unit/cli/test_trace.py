@@ -236,3 +236,18 @@ def test_one_that_retention_has_taken_has_its_events_still(
     assert story["is_archived_only"]
     assert [each for (each,) in told(story, "event")] == ["created", "stored", "pulled", "acked"]
     assert story["groups"][0]["state"] == "acked"
+
+
+def test_a_group_that_was_removed_and_made_again_goes_on_under_its_name(cli: Cli, fw: fairway.Client) -> None:
+    receipt = fw.send("anew", b"x").result(WAIT_S)
+    with fw.consumer("anew", "billing", consumer="ann") as ann:
+        ann.take(1, timeout=WAIT_S)[0].ack()
+    fw.remove_group("anew", "billing")
+    with fw.consumer("anew", "billing", consumer="bob") as bob:
+        bob.take(1, timeout=WAIT_S)
+        story = cli.json("trace", str(receipt.id), "--to-end")
+    (billing,) = story["groups"]
+    assert (billing["state"], billing["pulls"], billing["acks"]) == ("in hand", 2, 1)
+    assert told(story, "event", "consumer")[2:] == [
+        ("pulled", "ann"), ("acked", "ann"), ("sought", None), ("pulled", "bob"),
+    ]  # fmt: skip

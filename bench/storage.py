@@ -37,8 +37,8 @@ from fairway.errors import FairwayError
 from fairway.names import Subject
 from fairway.runtime.clock import RealClock
 from fairway.runtime.disk import Completion, File, Part
+from fairway.runtime.file_system import write_all
 from fairway.runtime.real_disk import RealDisk
-from fairway.runtime.real_file import write_all
 from fairway.runtime.rng import RealRng
 from fairway.runtime.service import run
 from fairway.storage import checkpoint, directory, index_file, message_log

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import fairway
-from fairway.runtime.signals import Ending
+from fairway.runtime.host import Ending
 from fairway.sql.inbox import SqlInbox
 from tests.support.databases import on_loop
 

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import fairway
-from fairway.runtime.signals import Ending
+from fairway.runtime.host import Ending
 from fairway.sql import AioOutbox, Outbox, RelayOptions, insert
 from tests.support.databases import on_loop
 

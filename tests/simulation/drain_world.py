@@ -18,9 +18,9 @@ from fairway.protocol.route_messages import RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord
 from fairway.replication.copies import CopyOptions, CopyRuntime
-from fairway.runtime.threads import SimRunner
 from fairway.simulation.files import Volume
 from fairway.simulation.registry_client import SimRegistry
+from tests.support.threads import SimRunner
 from tests.unit.delay.cluster import SESSION_MS, Cluster
 from tests.unit.delay.scene import PORT, STORE, SUBJECT
 

@@ -20,7 +20,7 @@ from fairway.storage.dedupe import DedupeWindow
 from fairway.storage.flusher import Flusher
 from fairway.storage.log import Log
 from fairway.storage.record import Record
-from fairway.storage.recovery import Judgement
+from fairway.storage.recovery import DamageVerdict, Finding, Judgement
 from fairway.storage.segment import Damage
 from fairway.storage.subjects import SubjectTable
 from tests.simulation.truth import Invariant
@@ -118,10 +118,10 @@ def sequences_start_over_at_restart() -> AbstractContextManager[None]:
 
 
 def torn_tail_is_kept() -> AbstractContextManager[None]:
-    def cut(self: recovery.LogRecovery, cut_at: int, why: str) -> None:
-        """Somebody else will."""
+    def cut(self: recovery.LogRecovery, cut_at: int, why: str, verdict: DamageVerdict) -> list[Finding]:
+        return []  # somebody else will cut it
 
-    return swapped(recovery.LogRecovery, "_cut", cut)
+    return swapped(recovery.LogRecovery, "cut", cut)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from fairway.group_events import ActionKind
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimDisk
-from fairway.storage import action_log, checkpoint, reset_replica, segment
+from fairway.storage import action_log, checkpoint, replica_directory, segment
 from fairway.storage.action_log import Action
 from fairway.storage.record import RecordKind
 from fairway.storage.retention import Policy
@@ -92,7 +92,7 @@ class _NewCopy:
         self._master = scene.broker.store
         self._disk = SimDisk(SeededRng("copy"), scene.sim.loop.call_later)
         self.positions = list(self._master.first_bases())
-        reset_replica.wipe(self._disk, SeededRng("copy"), self._master.identity, *self.positions)
+        replica_directory.wipe(self._disk, SeededRng("copy"), self._master.identity, *self.positions)
         self._disk.close()
         self.open()
 

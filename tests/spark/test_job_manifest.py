@@ -187,7 +187,7 @@ def test_rows_are_rewritten_a_few_times_only() -> None:
 TRACE = """An error occurred while calling o71.parquet.
 : org.apache.spark.SparkException: [PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
   File "reading.py", line 1, in read
-fairway.runtime.blocking_connection.WireCut: cut
+fairway.runtime.net.WireCut: cut
 
 During handling of the above exception, another exception occurred:
 fairway.errors.Unreachable: no broker at fairway://h:1: cut. Is it running there?

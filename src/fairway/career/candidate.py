@@ -23,9 +23,8 @@ from fairway.career.state_machine import CareerStateMachine, Confirmation, Duty,
 from fairway.career.zookeeper_election import SESSION_MS, ZooKeeperElection
 from fairway.errors import Deposed, Misuse
 from fairway.names import GroupName
-from fairway.runtime import signals
 from fairway.runtime.clock import Clock, RealClock
-from fairway.runtime.signals import Ending
+from fairway.runtime.host import Ending
 from fairway.runtime.threads import Bell, Lock
 
 _TICK_S = 0.25  # how soon a signal is noticed while nothing else happens
@@ -222,7 +221,7 @@ class Candidacy:
 
     def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
-        leave = signals.listen(self._ending)
+        leave = self._ending.on_signals()
         try:
             self._election.open(self._core)
             try:
@@ -313,7 +312,7 @@ class AioCandidacy:
     async def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
         self._loop = asyncio.get_running_loop()
-        leave = signals.listen(self._ending)
+        leave = self._ending.on_signals()
         try:
             self._election.open(self._core)
             try:

@@ -31,8 +31,7 @@ from typing import Protocol
 
 from fairway.career.state_machine import Confirmation
 from fairway.errors import Misuse
-from fairway.runtime.signals import Workers
-from fairway.runtime.threads import Lock
+from fairway.runtime.threads import Lock, Workers
 
 FOLDER = "/fairway/careers"  # of the queues, where a registry or ZooKeeper keeps them
 

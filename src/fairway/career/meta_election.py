@@ -33,7 +33,7 @@ from fairway.registry.port import Missing, Registry, RegistryError, SessionState
 from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng, Rng
-from fairway.runtime.signals import Workers
+from fairway.runtime.threads import Workers
 
 SESSION_MS = 10_000
 SESSION_MS_MIN = 1_000

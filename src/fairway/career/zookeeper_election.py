@@ -39,7 +39,7 @@ from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.rng import RealRng, Rng
-from fairway.runtime.signals import Workers
+from fairway.runtime.threads import Workers
 
 SESSION_MS = 10_000  # short enough for a quick takeover, long enough for a GC pause or a server's failover
 SESSION_MS_MIN = 100

@@ -24,7 +24,7 @@ from fairway.protocol.admin_messages import Depth, Scan, Scanned
 from fairway.protocol.delivery import LazyBatch
 from fairway.protocol.messages import Whence
 from fairway.runtime import host, terminal
-from fairway.runtime.signals import Ending
+from fairway.runtime.host import Ending
 
 
 class ShownMessage(msgspec.Struct, frozen=True, omit_defaults=True):

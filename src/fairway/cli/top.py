@@ -21,7 +21,7 @@ from fairway.cli.connections import CommonOptions, common_options, describe
 from fairway.protocol.admin_messages import BrokerState, Depth, GroupDescription, SubjectDescription
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
-from fairway.runtime.signals import Ending
+from fairway.runtime.host import Ending
 
 if TYPE_CHECKING:
     from rich.table import Table

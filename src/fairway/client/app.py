@@ -38,9 +38,10 @@ from fairway.errors import Misuse
 from fairway.protocol.consumer_options import ConsumerOptions
 from fairway.protocol.delivery import Message, is_last_attempt
 from fairway.runtime.clock import RealClock
+from fairway.runtime.host import Ending
 from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng
-from fairway.runtime.signals import Ending, Workers
+from fairway.runtime.threads import Workers
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
 

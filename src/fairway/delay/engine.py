@@ -142,7 +142,6 @@ class Engine(PendingQueries):
         self._is_stirred = False  # the replica has a turn scheduled: on_committed need not call on_ready
         self.scheduled_total = 0  # messages, since the start
         self.store = self._open_store(disk, clock, rng, defer, logs)
-        self.store.keeps_from = lambda: min(self._appender.moved_end, self.repairs.needed_from)
         self._journal.open(self._write)
         try:
             self._check_history()
@@ -186,6 +185,7 @@ class Engine(PendingQueries):
             defer=defer,
             options=self._options.store,
             action_view=logs.journal,
+            keeps_from=lambda: min(self._appender.moved_end, self.repairs.needed_from),
             follows=self.is_passive,
             opened=logs.opened,
         )

@@ -12,7 +12,7 @@ The install writes its plan to the `installing` file first, and then works in tw
 
 Each step can be repeated, and step 2 sets nothing aside. Whoever opens the directory after a crash finishes the
 install. Files are renamed, not copied. The directory gets a new id, because it is not the copy that others knew.
-`fairway.storage.reset_replica` does the same for a copy that consists of logs alone.
+`fairway.storage.replica_directory` does the same for a copy that consists of logs alone.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from fairway.delay.schedule import bucket_file, manifest
 from fairway.delay.schedule.manifest import Manifest
-from fairway.errors import Misuse, RemoteProtocolError, WrongDirectory
-from fairway.runtime.disk import TEMPORARY, Disk
+from fairway.errors import Misuse, NoSuchFile, RemoteProtocolError, WrongDirectory
+from fairway.runtime.disk import TEMPORARY, Disk, contents
 from fairway.runtime.rng import Rng
-from fairway.storage import action_log, checkpoint, directory, message_log, reset_replica, segment
+from fairway.storage import action_log, checkpoint, directory, message_log, replica_directory, segment
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.checkpoint import Checkpoint
 from fairway.storage.directory import DirectoryIdentity
@@ -88,11 +88,7 @@ def arrived_sizes(disks: Disks, epoch: int) -> dict[str, int]:
 
 def content(disks: Disks, epoch: int, name: str) -> bytes:
     """The received bytes of the file with that final name."""
-    file = disks.of(name.partition("/")[0]).open(arriving_name(epoch, name))
-    try:
-        return file.read(0, file.size)
-    finally:
-        file.close()
+    return contents(disks.of(name.partition("/")[0]), arriving_name(epoch, name))
 
 
 def clear(disks: Disks, epoch: int = 0, keep: frozenset[str] = frozenset()) -> None:
@@ -172,10 +168,10 @@ def _check_whole(disks: Disks, adopt: DirectoryIdentity, epoch: int) -> None:
 
 def finish(disk: Disk, schedule_disk: Disk) -> list[str]:
     """Finish an install that was interrupted. Return the names of the files that were set aside by this call."""
-    data = reset_replica.read(disk, FILE)
-    if data is None:
+    try:
+        plan = unpack(contents(disk, FILE))
+    except NoSuchFile:
         return []
-    plan = unpack(data)
     disks = Disks(disk, schedule_disk)
     disks.lock()
     directory.secure(disk, FILE)  # a killed process may have left a step only in the page cache
@@ -183,12 +179,12 @@ def finish(disk: Disk, schedule_disk: Disk) -> list[str]:
 
 
 def pack(plan: InstallPlan) -> bytes:
-    return reset_replica.pack(MAGIC, *plan)
+    return replica_directory.pack_reset(MAGIC, *plan)
 
 
 def unpack(data: bytes) -> InstallPlan:
     """`WrongDirectory` if the plan is damaged, or a newer version wrote it."""
-    return InstallPlan(*reset_replica.unpack(FILE, data))
+    return InstallPlan(*replica_directory.unpack_reset(FILE, data))
 
 
 def _carry_out(disks: Disks, plan: InstallPlan) -> list[str]:
@@ -210,9 +206,9 @@ def _carry_out(disks: Disks, plan: InstallPlan) -> list[str]:
 
 
 def _set_aside(disks: Disks, old_id: int) -> list[str]:
-    reset_replica.remove_derived(disks.logs)
+    replica_directory.remove_derived(disks.logs)
     return [
         name
         for where in (*LOGS, manifest.DIRECTORY)
-        for name in reset_replica.set_aside(disks.of(where), where, old_id)
+        for name in replica_directory.set_aside(disks.of(where), where, old_id)
     ]

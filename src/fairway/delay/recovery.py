@@ -42,7 +42,6 @@ from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import record
 from fairway.storage.log import Damaged, Log
 from fairway.storage.record import Record, RecordKind
-from fairway.storage.replicated_store import first_base
 from fairway.storage.segment import HEADER_BYTES, MISSING, Damage, SegmentScan
 from fairway.storage.store import Store
 
@@ -296,7 +295,7 @@ class Recovery:
         # In a replica, buckets may hold messages that were committed before the restart. The new commit position is not
         # known yet.
         self._tail_end = messages.end if store.follows else messages.committed_end
-        self.tail_start = log.recover(first_base(messages), self._tail_end)
+        self.tail_start = log.recover(messages.first_base, self._tail_end)
         if store.follows and self.tail_start > self._tail_end:
             raise WrongDirectory(
                 f"buckets have messages up to {self.tail_start} of a message log that ends at {self._tail_end}: "

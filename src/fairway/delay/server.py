@@ -39,8 +39,8 @@ from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Fac
 from fairway.replication.copy_lifecycle import CopyLifecycle
 from fairway.replication.follower import TooFarBehind
 from fairway.replication.leader import QUESTIONS, Leader
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.disk import Disk
+from fairway.runtime.net import Address
 from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of

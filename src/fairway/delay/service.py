@@ -23,10 +23,9 @@ from fairway.delay.engine import DelayOptions, Engine, RecoveredLogs
 from fairway.delay.requests import DelayRequestHandler
 from fairway.errors import FairwayError, Refused, StorageFault
 from fairway.protocol.messages import Produced
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk
-from fairway.runtime.net import Net
+from fairway.runtime.net import Address, Net
 from fairway.runtime.rng import Rng
 
 _LONG_NS = 2_000_000

@@ -30,8 +30,8 @@ from fairway.errors import FairwayError, StorageFault
 from fairway.protocol.admin_messages import Depth
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
+from fairway.runtime.host import Ending
 from fairway.runtime.rng import RealRng
-from fairway.runtime.signals import Ending
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -40,8 +40,8 @@ from fairway.protocol.receipts import Pending
 from fairway.protocol.route_messages import Govern, Governed, GroupRoute, RouteChange, Routed
 from fairway.runtime import host, terminal
 from fairway.runtime.clock import RealClock
-from fairway.runtime.host import free_port
-from fairway.runtime.signals import Ending, Workers
+from fairway.runtime.host import Ending, free_port
+from fairway.runtime.threads import Workers
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -220,7 +220,7 @@ class Cluster:
 @contextmanager
 def running(root: Path) -> Iterator[Cluster]:
     """A ready cluster, with all its data in the directory."""
-    from fairway.runtime.held_directory import make_private
+    from fairway.runtime.file_system import make_private
     from fairway.runtime.process import ensemble
 
     make_private(str(root.absolute()))

@@ -42,9 +42,8 @@ from fairway.registry.port import (
 )
 from fairway.registry.sessions import QUESTIONS_PER_SESSION, Certainty, SessionWatches
 from fairway.registry.tree import checked_path, checked_value, checked_version
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
-from fairway.runtime.net import PORT_MAX, Net
+from fairway.runtime.net import PORT_MAX, Address, Net
 from fairway.runtime.rng import Rng
 
 REMOTE_SESSION_MS = 6_000

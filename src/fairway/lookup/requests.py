@@ -12,10 +12,9 @@ from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Answer, ConnectionLost, Line, ReconnectOptions, RequestOutcome
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.request_queue import PendingRequest, RequestQueue
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
-from fairway.runtime.net import Net
+from fairway.runtime.net import Address, Net
 from fairway.runtime.rng import Rng
 
 AnswerT = TypeVar("AnswerT", bound=ControlMessage)

@@ -38,7 +38,7 @@ from fairway.registry.port import (
 )
 from fairway.registry.tree import is_below
 from fairway.runtime.clock import Clock
-from fairway.runtime.signals import Workers
+from fairway.runtime.threads import Workers
 
 PERSISTENT_RECURSIVE = 1
 _GET_DATA = 4

@@ -49,7 +49,7 @@ from fairway.replication.leadership import EpochPromise, GroupNode, living
 from fairway.replication.peers import NS_PER_MS
 from fairway.replication.registration import CopyRegistration
 from fairway.runtime.disk import Disk
-from fairway.storage import reset_replica, truncation
+from fairway.storage import replica_directory
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import Finding
 
@@ -439,7 +439,7 @@ class CopyLifecycle(ABC, Generic[ServerT]):
     def _cut(self, parted: Diverged) -> list[str]:
         disk = self._world.open_disk()
         try:
-            return [*map(_told, truncation.cut(disk, parted.messages_at, parted.actions_at))]
+            return [*map(_told, replica_directory.cut(disk, parted.messages_at, parted.actions_at))]
         finally:
             disk.close()
 
@@ -447,9 +447,8 @@ class CopyLifecycle(ABC, Generic[ServerT]):
         """Reset the replica. Returns what was set aside."""
         disk = self._world.open_disk()
         try:
-            return [
-                f"set aside: {name}" for name in reset_replica.wipe(disk, self._world.rng, adopt, *remedy.first_bases)
-            ]
+            kept = replica_directory.wipe(disk, self._world.rng, adopt, *remedy.first_bases)
+            return [f"set aside: {name}" for name in kept]
         finally:
             disk.close()
 

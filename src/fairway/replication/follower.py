@@ -125,7 +125,7 @@ class ReplicaRefill(Protocol):
 class FollowerOptions:
     credits: int = 8  # answers that may be under way
     wait_ms: int = 1_000
-    # further behind than this, the store syncs less often than the master did (`fairway.storage.catch_up`)
+    # further behind than this, the store syncs less often than the master did (`fairway.storage.replica_directory`)
     catch_up_bytes: int = 8 * limits.MIB
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 

@@ -7,15 +7,14 @@ Ports, each with a real implementation here and a simulated one in `fairway.simu
 
     clock                wall and monotonic time, and a timekeeper that distrusts jumps
     disk                 the port of the storage engine to a file system
-    net                  connections as asyncio transports, and TCP
+    net                  connections as asyncio transports, TCP, and a blocking connection for one thread
     rng                  entropy, or one seed
 
 The real disk:
 
     real_disk            a locked directory, with its writer and reader threads
-    real_file            one open file: positioned reads and writes, syncs
+    file_system          one open file, a directory held open, and errors turned into faults
     directory_writer     the writer thread of a directory, and small commits on the loop
-    held_directory       keeps a directory open, so that its path cannot come to mean another
     shared_directory     a directory that several processes share, with disks of their own
     sqlite_file          an SQLite file, its thread, and a check of its log
 
@@ -23,15 +22,13 @@ Connections of clients:
 
     threaded_link        for programs without an event loop
     loop_link            for programs with an event loop, and for servers
-    blocking_connection  for one thread that has nothing else to do; the dialer of `threaded_link`
 
 Processes and threads:
 
     service              runs a server: its loop, signals, memory and descriptors
-    host                 the machine of a command: environment, free ports, keys
-    signals              stops candidates and handlers on a signal; their threads
+    host                 the machine of a program: environment, signals, free ports, keys
     process              child processes that can be killed: a Python module, a ZooKeeper for tests
-    threads              computations and blocking jobs beside a loop; bells, gates and locks between threads
+    threads              jobs and computations beside a loop; bells, gates and locks between threads
     buffers              a large buffer that takes memory only as bytes are written
     terminal             output of the command line, escaped where a terminal shows it
 """

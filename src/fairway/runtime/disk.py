@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Protocol, TypeAlias
 
 from fairway.errors import FairwayError, Misuse, StorageFault
@@ -62,6 +63,13 @@ def parent(name: str) -> str:
 def check_room_to_fetch(under_way: int) -> None:
     if under_way >= FETCHES_MAX:
         raise Misuse(f"{under_way} fetches are under way: wait for some of them before giving more")
+
+
+def check_cut(name: str, size: int, file_size: int, *, is_growing: bool) -> None:
+    if is_growing:
+        raise Misuse(f"cannot cut {name} while commits to it are under way: wait for them")
+    if not 0 <= size <= file_size:
+        raise Misuse(f"cannot cut {name} of {file_size} bytes to {size}: a cut only shortens")
 
 
 def check_repair(name: str, position: int, size: int, file_size: int, *, is_growing: bool) -> None:
@@ -178,3 +186,9 @@ class Disk(Protocol):
 
     def close(self) -> None:
         """Finish the work given before, then release files and lock. `done` is not called for work still under way."""
+
+
+def contents(disk: Disk, name: str) -> bytes:
+    """The bytes of a whole file, without commits that are under way."""
+    with closing(disk.open(name)) as file:
+        return file.read(0, file.size)

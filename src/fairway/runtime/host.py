@@ -1,14 +1,17 @@
-"""The machine that a command runs on: its environment, its free ports, its keyboard, its limits.
+"""The machine that a program runs on: its environment, its signals, its free ports, its keyboard, its limits.
 
-The command line, the outbox and the Spark jobs use this module. It works wherever the client works, and
-servers do not need it.
+Programs that handle messages use this module, and so do the command line, the outbox and the Spark jobs. It works
+wherever the client works, and servers do not need it.
 
-`forks` tells a forked child from its parent, whose work the child must not continue. `free_port` finds a port for a
-server that needs the same one after a restart, or whose address others get beforehand.
+`Ending` is the request to end: by a signal, or by a call. `forks` tells a forked child from its parent, whose work the
+child must not continue. `free_port` finds a port for a server that needs the same one after a restart, or whose address
+others get beforehand.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import random
 import select
@@ -19,13 +22,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from fairway.errors import FairwayError
-from fairway.runtime.signals import Ending
 
 
 class _Lineage:
@@ -50,6 +53,16 @@ def forks() -> int:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_lineage.fork)
+
+
+@functools.cache
+def spare_the_collector() -> None:
+    """Take all objects that exist so far out of the garbage collector's work; once.
+
+    A Python worker of Spark forks for every task slot and collects at the end of each. With its imported modules, that
+    costs 30 ms of a task.
+    """
+    gc.freeze()
 
 
 # Below the ports that kernels give to connections: a port from there may be taken by anybody's next connection.
@@ -97,6 +110,64 @@ def suggest(name: str, value: str) -> None:
 def sleep(seconds: float) -> None:
     """Wait; Ctrl-C ends the wait."""
     time.sleep(max(seconds, 0.0))
+
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_listening: list[Ending] = []
+_handlers: dict[signal.Signals, Any] = {}  # as they were before the first listener
+
+
+def _ask_all(_number: int, _frame: FrameType | None) -> None:
+    _restore_handlers()
+    for ending in _listening:
+        ending.ask()
+
+
+def _restore_handlers() -> None:
+    for number, handler in _handlers.items():
+        signal.signal(number, handler)
+    _handlers.clear()
+
+
+class Ending:
+    """Whether the program is asked to end: by a signal, or by `ask`. A second signal has its usual effect."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the program was asked to end within the timeout."""
+        return self._asked.wait(timeout_s)
+
+    def on_signals(self) -> Callable[[], None]:
+        """Listen to SIGTERM and SIGINT; call the returned function to stop. Outside the main thread this does nothing:
+        signals belong to the main thread.
+
+        One signal reaches all that listen, such as candidates on one loop. The first listener changes the signal
+        handlers. They are restored when the last one has left, or when a signal came. So the order in which listeners
+        end does not matter.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        if not _handlers and not _listening:
+            _handlers.update({number: signal.getsignal(number) for number in _ENDING})
+            for number in _ENDING:
+                signal.signal(number, _ask_all)
+        _listening.append(self)
+
+        def leave() -> None:
+            _listening.remove(self)
+            if not _listening:
+                _restore_handlers()
+
+        return leave
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Protocol
 
 from fairway.errors import FairwayError, Unreachable
-from fairway.runtime.blocking_connection import DIAL_S, Address
 from fairway.runtime.clock import Clock
-from fairway.runtime.net import Net
+from fairway.runtime.net import DIAL_S, Address, Net
 from fairway.runtime.threaded_link import NOBODY, LinkCore
 
 _NS_PER_MS = 1_000_000
@@ -245,7 +245,7 @@ class LoopLink(ChangeWaiters):
             try:
                 self._address = address
                 async with asyncio.timeout(DIAL_S) as self._patience:
-                    _, wire = await self._net.connect(self._new_wire, *address)
+                    _, wire = await self._net.connect(partial(_Wire, self), *address)
                     return wire
             except Unreachable as problem:
                 problems.append(str(problem))
@@ -260,9 +260,6 @@ class LoopLink(ChangeWaiters):
             self._addresses.append(self._addresses.pop(0))
         self._line.unreachable("; ".join(problems) or NOBODY, self._clock.monotonic_ns())
         return None
-
-    def _new_wire(self) -> _Wire:
-        return _Wire(self)
 
     def made(self, wire: _Wire) -> None:
         if self._line.is_closed or self._wire is not None:  # the attempt was given up meanwhile

@@ -9,6 +9,8 @@ A caller may rely on this:
 - A closed listener accepts nobody; its connections live on.
 - No OSError is raised: a failed connection is `Unreachable`, an address that cannot be taken is `CannotListen`. Only
   `connection_lost` gets an OSError, as its argument.
+
+`BlockingConnection` is TCP for one thread that writes, then waits for the answer, such as a Spark task. No event loop.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ import asyncio
 import contextlib
 import errno
 import os
+import selectors
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
-from fairway.errors import CannotListen, Misuse, Unreachable
+from fairway.errors import CannotListen, FairwayError, Misuse, Unreachable
 
 P = TypeVar("P", bound=asyncio.Protocol)
+Address: TypeAlias = tuple[str, int]  # host and port
+
+DIAL_S = 5.0  # for one address: a host that is up answers in well under a second
 
 PORT_MAX = 65_535
 _REASONS = {
@@ -198,3 +205,71 @@ class _RealListener:
         # The server's own wait_closed waits, from Python 3.12 on, for every connection as well. `close` has closed the
         # sockets; one turn of the loop lets uvloop finish with its handles too.
         await asyncio.sleep(0)
+
+
+_READ_BYTES = 1 << 20  # an answer of a scan comes in one or two reads
+_PARTS_MAX = 512  # of one gathering write: systems refuse more than 1,024
+_STALL_S = 60.0  # for a write: a broker that takes nothing for so long is gone
+
+
+class WireCut(FairwayError):
+    """The connection is gone; the message says how."""
+
+
+class BlockingConnection:
+    """One TCP connection. Every call may wait; an OSError becomes a `WireCut`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    @classmethod
+    def dial(cls, addresses: Sequence[Address]) -> BlockingConnection:
+        """Connect to the first address that accepts; `Unreachable` says why none did."""
+        problems = []
+        for address in addresses:
+            try:
+                connection = socket.create_connection(address, timeout=DIAL_S)
+            except OSError as problem:
+                problems.append(f"{address[0]}:{address[1]}: {problem.strerror or problem}")
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return cls(connection)
+        raise Unreachable("; ".join(problems))
+
+    def write(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        unsent = deque([memoryview(part) for part in parts])
+        try:
+            self._socket.settimeout(_STALL_S)
+            while unsent:
+                sent = self._socket.sendmsg([unsent[at] for at in range(min(len(unsent), _PARTS_MAX))])
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = unsent[0][sent:]
+        except OSError as problem:
+            raise WireCut(f"the connection was cut: {problem.strerror or problem}") from None
+
+    def read(self, timeout_s: float) -> bytes | None:
+        """The bytes that have arrived; None: none did in time."""
+        try:
+            self._socket.settimeout(max(timeout_s, 0.001))
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError:
+            return None
+        except OSError as problem:
+            raise WireCut(f"the connection was cut: {problem.strerror or problem}") from None
+        if not data:
+            raise WireCut("the other side closed the connection")
+        return data
+
+    @staticmethod
+    def wait_any(wires: Sequence[BlockingConnection], timeout_s: float) -> None:
+        """Wait until bytes arrive on a connection, one is cut, or the timeout passes."""
+        with selectors.DefaultSelector() as selector:
+            for each in wires:
+                selector.register(each._socket, selectors.EVENT_READ)
+            selector.select(timeout_s)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Self
 
 from fairway.errors import FairwayError, Misuse
-from fairway.runtime.held_directory import make_private
+from fairway.runtime.file_system import make_private
 from fairway.runtime.host import free_port
 
 _CHUNK_BYTES = 1 << 16

@@ -5,14 +5,14 @@ a sync of the directory), through `post`, to `done` on the loop. Each directory 
 thread. Only that thread writes behind a file's end, with one exception: where the device has proved fast and the thread
 has nothing to do, the loop carries out small commits itself (`directory_writer`).
 
-A fetch goes the same way, through a small pool of reader threads that all directories share (`threads.ReaderPool`).
+A fetch goes the same way, through a small pool of reader threads that all directories share (`threads.JobThreads`).
 
 A process syncs a file's directory entry at its first commit to the file, even if it did not create the file. An earlier
 process may have been killed between creating the file and syncing its entry.
 
-A locked root is held open (`held_directory`), so every call reaches the directory that was locked, whatever becomes of
-its path. A commit notices within half a second that the path leads elsewhere, the creation of a file notices at once,
-and `watch` notices even where nobody writes.
+A locked root is held open (`file_system.HeldDirectory`), so every call reaches the directory that was locked, whatever
+becomes of its path. A commit notices within half a second that the path leads elsewhere, the creation of a file notices
+at once, and `watch` notices even where nobody writes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,24 @@ from fairway.runtime.disk import (
     File,
     Part,
     ReadCompletion,
+    check_cut,
     check_repair,
     check_room_to_fetch,
     checked,
     parent,
 )
-from fairway.runtime.held_directory import HeldDirectory
-from fairway.runtime.real_file import ROOM_REMEDY, RealFile, faults, open_private, sync_data, sync_directory, write_all
-from fairway.runtime.threads import ReaderPool
+from fairway.runtime.file_system import (
+    ROOM_REMEDY,
+    HeldDirectory,
+    RealFile,
+    faults,
+    held_descriptors,
+    open_private,
+    sync_data,
+    sync_directory,
+    write_all,
+)
+from fairway.runtime.threads import JobThreads
 
 # 0.02 ms: how long a busy loop may keep a writer from the interpreter between two system calls. With Python's own 5 ms
 # the disk idles while the loop gathers the next round (bench/storage: 1.25 times as long per append).
@@ -71,22 +81,6 @@ POINTS = (  # the names that `at` is called with, for a campaign that kills the 
 _CHECK_S = 0.5  # between two checks of the path: five system calls, some microseconds
 _LOCK_TRIES = 5
 _LOCK_PAUSE_S = 0.01  # between tries: `owner` in another process holds the lock for some microseconds
-
-
-def _ignore(_point: str) -> None:
-    pass
-
-
-_lock_fds: list[int] = []  # of this process; see _drop_inherited_locks
-
-
-def _drop_inherited_locks() -> None:
-    """Close the inherited descriptors: a flock lives as long as any copy of its descriptor, even in a forked child."""
-    while _lock_fds:
-        os.close(_lock_fds.pop())
-
-
-os.register_at_fork(after_in_child=_drop_inherited_locks)
 
 
 class RealDisk:
@@ -119,11 +113,11 @@ class RealDisk:
         self._is_guest = is_guest
         self._new_inline = new_inline
         self._post = post
-        self._at: Callable[[str], None] = at if at is not None else _ignore
+        self._at: Callable[[str], None] = at or (lambda _point: None)
         self._pid = os.getpid()
         self._lock_fd: int | None = None
         self._writers: dict[str, DirectoryWriter] = {}
-        self._readers = ReaderPool(readers, is_daemon=is_guest)
+        self._readers = JobThreads(readers, "disk-reader", is_daemon=is_guest)
         self._fetches = 0  # given and not answered
         self._answers: deque[tuple[Completion, StorageFault | None]] = deque()  # of work that the owner carried out
         self._guard = threading.Lock()  # over the two tables of files: writer threads remove names from them
@@ -149,7 +143,7 @@ class RealDisk:
                 os.close(fd)
             self._root.close()
             raise
-        _lock_fds.append(fd)
+        held_descriptors.add(fd)
         self._lock_fd = fd
 
     def watch(self, moved: Callable[[StorageFault], None]) -> None:
@@ -234,10 +228,7 @@ class RealDisk:
 
     def truncate(self, file: File, size: int) -> None:
         mine = self._own(file)
-        if mine.under_way:
-            raise Misuse(f"cannot cut {mine.name} while commits to it are under way: wait for them")
-        if not 0 <= size <= mine.size:
-            raise Misuse(f"cannot cut {mine.name} of {mine.size} bytes to {size}: a cut only shortens")
+        check_cut(mine.name, size, mine.size, is_growing=mine.under_way)
         mine.admit(mine.generation)
         try:
             mine.cut(size)
@@ -352,7 +343,7 @@ class RealDisk:
             self._watcher.join()
         self._root.close()
         if self._lock_fd is not None and self._pid == os.getpid():  # a forked child has closed its copy already
-            _lock_fds.remove(self._lock_fd)
+            held_descriptors.remove(self._lock_fd)
             os.close(self._lock_fd)
         self._lock_fd = None
 

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator
 
 from fairway.errors import DirectoryLocked, DirectoryMoved, Misuse, WrongDirectory
 from fairway.runtime.disk import LOCK_NAME
-from fairway.runtime.held_directory import HeldDirectory
+from fairway.runtime.file_system import HeldDirectory, faults, open_private
 from fairway.runtime.real_disk import RealDisk
-from fairway.runtime.real_file import faults, open_private
 from fairway.runtime.rng import Rng
 
 _NAME = re.compile(r"[0-9a-f]{16}")

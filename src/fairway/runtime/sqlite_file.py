@@ -45,8 +45,8 @@ from fairway.errors import (
     StorageFault,
     WrongDirectory,
 )
-from fairway.runtime.real_file import open_private
-from fairway.runtime.signals import Workers
+from fairway.runtime.file_system import open_private
+from fairway.runtime.threads import Workers
 
 _HEADER = struct.Struct(">IIII8sII")  # magic, version, page size, checkpoint, salts, checksum
 _FRAME = struct.Struct(">II8sII")  # page number, pages after a commit or 0, salts, checksum

@@ -30,9 +30,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from fairway.errors import FairwayError, Misuse
-from fairway.runtime.blocking_connection import Address, Dialer, silence
 from fairway.runtime.buffers import Bytes
 from fairway.runtime.clock import Clock
+from fairway.runtime.net import DIAL_S, Address
 from fairway.runtime.threads import Gate
 
 READ_BYTES = 1 << 18  # one answer of a pull; larger answers come in a few reads
@@ -81,6 +81,60 @@ class LinkCore(Protocol):
         """Callbacks of users, to be called in order and without the lock."""
 
 
+class _Dialer:
+    """Dials until an address accepts, `DIAL_S` have passed for each, or a ring of the bell calls the dial off."""
+
+    def __init__(self, clock: Clock, bell: socket.socket, is_called_off: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._bell = bell
+        self._is_called_off = is_called_off
+
+    def connect(self, address: Address) -> socket.socket | None:
+        """A connection to the first of the host's addresses that accepts; None: called off."""
+        problem = OSError("no such host")
+        for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+            connection = socket.socket(family, kind, protocol)
+            try:
+                if self._connect_one(connection, where):
+                    return connection
+            except OSError as error:
+                problem = error
+            else:
+                connection.close()
+                return None
+            connection.close()
+        raise problem
+
+    def _connect_one(self, connection: socket.socket, where: tuple[Any, ...]) -> bool:
+        """Connect to one address. False: called off."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the client makes batches itself
+        with contextlib.suppress(BlockingIOError):
+            connection.connect(where)
+            return True
+        end_ns = self._clock.monotonic_ns() + int(DIAL_S * 1e9)
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_WRITE)
+            selector.register(self._bell, selectors.EVENT_READ)
+            while not self._is_called_off():
+                left_s = (end_ns - self._clock.monotonic_ns()) / 1e9
+                if left_s <= 0:
+                    raise TimeoutError(f"no answer within {DIAL_S:g} s")
+                ready = [key.fileobj for key, _ in selector.select(left_s)]
+                if connection in ready:
+                    if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        raise OSError(number, os.strerror(number))
+                    return True
+                _silence(self._bell)
+        return False
+
+
+def _silence(bell: socket.socket) -> None:
+    """Drain the bell's socket."""
+    with contextlib.suppress(BlockingIOError):
+        bell.recv(4096)
+
+
 class LinkFailed(FairwayError):
     """A bug ended the reader thread; the cause is attached."""
 
@@ -117,7 +171,7 @@ class Link:
         self._ringer.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._is_ending = False
-        self._dialer = Dialer(clock, self._bell, lambda: self._is_ending or self._redirected is not None)
+        self._dialer = _Dialer(clock, self._bell, lambda: self._is_ending or self._redirected is not None)
         self._is_stirred = False  # somebody wants the reader to call `pump`
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
@@ -388,7 +442,7 @@ class Link:
         mask = 0
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._bell:
-                silence(self._bell)
+                _silence(self._bell)
             else:
                 mask |= events
         self._asleep_until_ns = 0

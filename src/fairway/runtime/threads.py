@@ -4,12 +4,11 @@
 job has ended, because the job may hold files or a lock. So a caller that has left `run`, in any way, may close what the
 job used.
 
-`ReaderPool` has the threads that read from the device. A fetch goes from `give` on the loop into one queue, to
-whichever reader is free; its answer is made on that reader's thread.
+`JobThreads` carry out jobs. A job goes from `give` on the loop into one queue, to whichever thread is free. A disk has
+such threads for its reads. `ThreadPool` has them for short computations that would hold up the loop and wait for
+nothing, such as the decompression of a large batch; its jobs end with `done` on the loop.
 
-`WorkPool` runs short computations that would hold up the loop and wait for nothing, such as the decompression of a
-large batch. A job goes from `run` on the loop into one queue, to whichever thread is free, then to `done` on the loop.
-Runner and pool have twins on virtual time for simulations.
+`Workers` each run one function until it returns.
 
 To wait at, between threads:
 
@@ -28,12 +27,11 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol, TypeAlias, TypeVar
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fairway.runtime.clock import Clock
-from fairway.runtime.rng import Rng
 
 T = TypeVar("T")
 
@@ -76,35 +74,24 @@ class ThreadRunner:
         return results[0]
 
 
-class SimRunner:
-    """For simulations: the job runs at once, and its result arrives up to `late_s` later, as the seed decides."""
-
-    def __init__(self, rng: Rng, late_s: float = 0.2) -> None:
-        self.late_s = late_s
-        self._rng = rng
-
-    async def run(self, job: Callable[[], T]) -> T:
-        result = job()
-        await asyncio.sleep(self._rng.uniform() * self.late_s)
-        return result
+ThreadJob: TypeAlias = Callable[[], None]
 
 
-_Read: TypeAlias = Callable[[], None]
+class JobThreads:
+    """A fixed number of threads, started on demand, that carry out jobs. All calls come from one thread, the
+    owner's."""
 
-
-class ReaderPool:
-    """A fixed number of threads, started on demand. All calls come from one thread, the owner's."""
-
-    def __init__(self, readers: int, *, is_daemon: bool = False) -> None:
-        self._readers = readers
+    def __init__(self, threads: int, name: str, *, is_daemon: bool = False) -> None:
+        self._threads_max = threads
+        self._name = name
         self._is_daemon = is_daemon
-        self._jobs: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[ThreadJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def give(self, job: _Read) -> None:
+    def give(self, job: ThreadJob) -> None:
         """Have a job carried out soon. The job may not raise."""
-        if len(self._threads) < self._readers:
-            name = f"disk-reader:{len(self._threads)}"
+        if len(self._threads) < self._threads_max:
+            name = f"{self._name}:{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=self._is_daemon)
             self._threads.append(thread)
             thread.start()
@@ -113,6 +100,7 @@ class ReaderPool:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # frees its bytes: the next job may be long in coming
 
     def close(self) -> None:
         """Let the threads finish their jobs, and end."""
@@ -123,7 +111,6 @@ class ReaderPool:
         self._threads.clear()
 
 
-PoolTask: TypeAlias = Callable[[], None]
 # Jobs at a time. Each holds the memory of one decompressed batch and keeps a core busy. On two cores a second worker
 # decompressed no more batches and doubled the p50 of a client beside 20 senders of 8 MiB (0.7 ms with one worker).
 WORKERS = 1
@@ -132,19 +119,17 @@ WORKERS = 1
 class WorkPool(Protocol):
     """Runs computations for a server."""
 
-    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
+    def run(self, job: ThreadJob, done: Callable[[], None]) -> None:
         """Carry out the job soon, then call `done` on the loop. The job may not raise."""
 
 
 class ThreadPool:
-    """A fixed number of threads, started on demand, which end with the process. Used by one loop."""
+    """A `WorkPool` of threads that end with the process. Used by one loop."""
 
     def __init__(self, workers: int = WORKERS) -> None:
-        self._workers = workers
-        self._jobs: queue.SimpleQueue[PoolTask] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads = JobThreads(workers, "worker", is_daemon=True)
 
-    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
+    def run(self, job: ThreadJob, done: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def work() -> None:
@@ -152,41 +137,35 @@ class ThreadPool:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(done)
 
-        if len(self._threads) < self._workers:
-            thread = threading.Thread(target=self._run, name=f"worker:{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._jobs.put(work)
-
-    def _run(self) -> None:
-        while True:
-            self._jobs.get()()
+        self._threads.give(work)
 
 
-class SimPool:
-    """For simulations: a job runs when its turn comes, and takes up to `late_s`, as the seed decides."""
+class Workers:
+    """Threads that each run one function until it returns. They do not keep a program alive."""
 
-    def __init__(self, rng: Rng, workers: int = WORKERS, late_s: float = 0.02) -> None:
-        self._rng = rng
-        self._free = workers
-        self._late_s = late_s
-        self._waiting: deque[tuple[PoolTask, Callable[[], None]]] = deque()
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
 
-    def run(self, job: PoolTask, done: Callable[[], None]) -> None:
-        self._waiting.append((job, done))
-        self._begin()
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
-    def _begin(self) -> None:
-        while self._waiting and self._free:
-            self._free -= 1
-            late_s = self._rng.uniform() * self._late_s
-            asyncio.get_running_loop().call_later(late_s, self._end, *self._waiting.popleft())
+    def start_loop(self, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a thread with a loop of its own, which runs `main()`."""
+        self.start(name, lambda: asyncio.run(main()))
 
-    def _end(self, job: PoolTask, done: Callable[[], None]) -> None:
-        self._free += 1
-        job()
-        done()
-        self._begin()
+    @property
+    def alive(self) -> list[str]:
+        """The names of the threads that have not returned."""
+        return [each.name for each in self._threads if each.is_alive()]
+
+    def join(self, timeout_s: float) -> list[str]:
+        """Wait until all have returned; return the names of those that have not by then."""
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return self.alive
 
 
 class Bell:

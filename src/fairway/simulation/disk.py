@@ -21,6 +21,7 @@ from fairway.runtime.disk import (
     File,
     Part,
     ReadCompletion,
+    check_cut,
     check_repair,
     check_room_to_fetch,
     checked,
@@ -284,10 +285,7 @@ class SimDisk:
 
     def truncate(self, file: File, size: int) -> None:
         mine = self._own(file)
-        if mine.under_way:
-            raise Misuse(f"cannot cut {mine.name} while commits to it are under way: wait for them")
-        if not 0 <= size <= mine.end:
-            raise Misuse(f"cannot cut {mine.name} of {mine.end} bytes to {size}: a cut only shortens")
+        check_cut(mine.name, size, mine.end, is_growing=mine.under_way > 0)
         mine.inode.change(Cut(size))
         mine.inode.reserved = 0
         mine.end = size
@@ -299,9 +297,7 @@ class SimDisk:
         mine.inode.change(Write(position, bytes(mine.inode.cached[position : mine.end])))
         self._count()
         self._sync(mine.inode, mine.name)
-        if not mine.named:
-            self._sync_directory(parent(mine.name))
-            mine.named = True
+        self._name_durably(mine)
 
     def publish(self, name: str, parts: Sequence[Part]) -> None:
         self.check_alive()
@@ -329,9 +325,7 @@ class SimDisk:
         _run(self._writing(mine.inode, mine.name, position, data, mine.end))
         self._sync(mine.inode, mine.name)
         mine.end = max(mine.end, position + len(data))
-        if not mine.named:
-            self._sync_directory(parent(mine.name))
-            mine.named = True
+        self._name_durably(mine)
 
     def reserve(self, file: File, size: int) -> None:
         inode = self._own(file).inode
@@ -449,8 +443,7 @@ class SimDisk:
             raise
         if not file.named:
             yield
-            self._sync_directory(parent(file.name))
-            file.named = True
+            self._name_durably(file)
         file.end += len(data)
 
     def _publishing(self, name: str, parts: Sequence[Part]) -> _Steps:
@@ -511,6 +504,11 @@ class SimDisk:
             raise StorageFault(f"cannot sync {name}: Input/output error; stop, and check the device")
         if self.syncing:
             inode.sync()
+
+    def _name_durably(self, file: SimFile) -> None:
+        if not file.named:
+            self._sync_directory(parent(file.name))
+            file.named = True
 
     def _sync_directory(self, directory: str) -> None:
         """Sync a directory's entries and, once in this life, the entries that lead to it."""

@@ -391,7 +391,8 @@ class SimLoop(SealedLoop):
                 return
             heapq.heappop(timers)
         if not self._ready:
-            raise Deadlock(f"nothing can happen any more at {self._now_ns} ns; pending: {self._pending_tasks()}")
+            pending = "; ".join(map(describe_task, self._live_tasks())) or "no task"
+            raise Deadlock(f"nothing can happen any more at {self._now_ns} ns; pending: {pending}")
 
     def _step(self, handle: asyncio.Handle) -> None:
         self._steps += 1
@@ -402,17 +403,12 @@ class SimLoop(SealedLoop):
         if self._step_ns_max:
             self._now_ns += self._costs.below(self._step_ns_max + 1)
         if self._steps % COLLECT_EVERY_STEPS == 0:
-            self._collect_garbage(self._steps // COLLECT_EVERY_STEPS)
-
-    def _collect_garbage(self, count: int) -> None:
-        gc.collect(2 if count % 256 == 0 else 1 if count % 16 == 0 else 0)
+            count = self._steps // COLLECT_EVERY_STEPS
+            gc.collect(2 if count % 256 == 0 else 1 if count % 16 == 0 else 0)
 
     def _live_tasks(self) -> list[asyncio.Task[Any]]:
         """Tasks that are not done, oldest first."""
         return [task for _, task in sorted(self._tasks.items()) if not task.done()]
-
-    def _pending_tasks(self) -> str:
-        return "; ".join(describe_task(task) for task in self._live_tasks()) or "no task"
 
     # --- ending ------------------------------------------------------------------------------------------------------
 

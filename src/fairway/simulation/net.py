@@ -30,8 +30,7 @@ from typing import TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import CannotListen, InvariantViolated, Misuse, Unreachable
 from fairway.limits import BATCH_RAW_BYTES_MAX, KIB
-from fairway.runtime.blocking_connection import Address
-from fairway.runtime.net import PORT_MAX, check_port
+from fairway.runtime.net import PORT_MAX, Address, check_port
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.loop import SimLoop
 from fairway.simulation.wire import Conditions, SimulatedRoute, SimulatedWire

@@ -326,14 +326,10 @@ class SimEnsemble:
     def remove(self, connection: SimulatedConnection, path: str, version: int | None) -> None:
         self._change(connection, self.tree.remove(path, version))
 
-    def watch(self, connection: SimulatedConnection, path: str) -> None:
-        """Report every change from now on. Reads from now on see the changes before."""
-        connection.watched[path] = None
-        connection.floor = self._end
-
-    def watch_tree(self, connection: SimulatedConnection, path: str) -> None:
-        """The same, for every node below."""
-        connection.trees[path] = None
+    def watch(self, connection: SimulatedConnection, path: str, is_tree: bool) -> None:
+        """Report every change of the node, or of every node below, from now on. Reads from now on see the changes
+        before."""
+        (connection.trees if is_tree else connection.watched)[path] = None
         connection.floor = self._end
 
     def _change(self, connection: SimulatedConnection, changes: list[NodeChange]) -> None:
@@ -345,28 +341,20 @@ class SimEnsemble:
             return
         self.tree.apply(changes)
         self._log.append(_TreeChange(self.clock.monotonic_ns(), changes))
-        paths = touched(changes)
+        paths, below = touched(changes), changed(changes)
         for connection in list(self._connections.values()):
-            for path in paths:
-                if path in connection.watched:
-                    late_s = self._rng.below(self._simulated_faults.watch_late_us + 1) / 1e6
-                    self.loop.call_later(late_s, self._emit, connection, path, self._end)
-            self._emit_below(connection, changed(changes))
+            found = [(path, False) for path in paths if path in connection.watched]
+            found += [(path, True) for path in below if any(is_below(path, root) for root in connection.trees)]
+            for path, is_tree in found:  # each is reported late, and in any order
+                late_s = self._rng.below(self._simulated_faults.watch_late_us + 1) / 1e6
+                self.loop.call_later(late_s, self._emit, connection, path, self._end, is_tree)
         if len(self._log) > _LOG_MAX:
             self._trim()
 
-    def _emit_below(self, connection: SimulatedConnection, paths: list[str]) -> None:
-        """Report each change in a watched tree, late and in any order."""
-        for path in paths:
-            if any(is_below(path, root) for root in connection.trees):
-                late_s = self._rng.below(self._simulated_faults.watch_late_us + 1) / 1e6
-                self.loop.call_later(late_s, self._emit, connection, path, self._end, True)
-
-    def _emit(self, connection: SimulatedConnection, path: str, position: int, is_tree: bool = False) -> None:
+    def _emit(self, connection: SimulatedConnection, path: str, position: int, is_tree: bool) -> None:
         if not connection.is_closed:
             self._advance(self._servers[connection.client.name], position)
-            told = connection.client.changed_below if is_tree else connection.client.changed
-            connection.back.send(told, connection, path)
+            connection.back.send(connection.client.changed, connection, path, is_tree)
 
     # --- servers that are behind -------------------------------------------------------------------------------------
 

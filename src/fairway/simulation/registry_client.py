@@ -122,7 +122,7 @@ class SimRegistry:
     def watch_tree(self, path: str, changed: Callable[[str], None]) -> Watching:
         watching = self._watches.add_tree(checked_path(path), changed)
         if self.connection is not None:
-            self._arm_tree(self.connection, path)
+            self._arm(self.connection, path, is_tree=True)
         return watching
 
     async def close(self) -> None:
@@ -193,11 +193,9 @@ class SimRegistry:
 
         self._arrive(arrive)
 
-    def changed(self, connection: SimulatedConnection, path: str) -> None:
-        self._arrive(lambda: self._watches.tell([path]) if connection is self.connection else None)
-
-    def changed_below(self, connection: SimulatedConnection, path: str) -> None:
-        self._arrive(lambda: self._watches.tell_below([path]) if connection is self.connection else None)
+    def changed(self, connection: SimulatedConnection, path: str, is_tree: bool) -> None:
+        tell = self._watches.tell_below if is_tree else self._watches.tell
+        self._arrive(lambda: tell([path]) if connection is self.connection else None)
 
     def told_over(self, connection: SimulatedConnection) -> None:
         self._arrive(lambda: self._over(connection))
@@ -245,22 +243,17 @@ class SimRegistry:
         connection.there.send(self._ensemble.hear, connection, act, answer)
         return answer
 
-    def _arm(self, connection: SimulatedConnection, path: str) -> None:
+    def _arm(self, connection: SimulatedConnection, path: str, *, is_tree: bool = False) -> None:
         """Set a watch. Once it is set, call it, because the node may have changed meanwhile."""
-        answer = self._send(connection, partial(self._ensemble.watch, connection, path))
+        answer = self._send(connection, partial(self._ensemble.watch, connection, path, is_tree))
 
         def armed(_: object) -> None:
-            if not answer.cancelled() and answer.exception() is None:  # else: on the next connection
-                self._watches.tell([path])
-
-        answer.add_done_callback(armed)
-
-    def _arm_tree(self, connection: SimulatedConnection, path: str) -> None:
-        answer = self._send(connection, partial(self._ensemble.watch_tree, connection, path))
-
-        def armed(_: object) -> None:
-            if not answer.cancelled() and answer.exception() is None:
+            if answer.cancelled() or answer.exception() is not None:
+                return  # on the next connection
+            if is_tree:
                 self._watches.tell_tree(path)
+            else:
+                self._watches.tell([path])
 
         answer.add_done_callback(armed)
 
@@ -308,7 +301,7 @@ class SimRegistry:
         for path in self._watches.paths:
             self._arm(connection, path)
         for root in self._watches.trees:
-            self._arm_tree(connection, root)
+            self._arm(connection, root, is_tree=True)
 
     async def _question(self, connection: SimulatedConnection) -> None:
         """Ask whether all is well, and wait until the next question is due."""

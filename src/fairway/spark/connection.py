@@ -29,8 +29,8 @@ from fairway.protocol import (
 from fairway.protocol.connection_states import INBOX
 from fairway.protocol.line import RetryDelays
 from fairway.runtime import host
-from fairway.runtime.blocking_connection import BlockingConnection, WireCut
 from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.net import BlockingConnection, WireCut
 from fairway.runtime.rng import RealRng
 
 AnswerT = TypeVar("AnswerT", bound=ControlMessage)

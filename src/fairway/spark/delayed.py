@@ -43,7 +43,7 @@ from fairway.protocol.delay_messages import (
     Which,
 )
 from fairway.protocol.messages import Whence
-from fairway.runtime.blocking_connection import spare_the_collector
+from fairway.runtime.host import spare_the_collector
 from fairway.spark import frames
 from fairway.spark.connection import BlockingClient
 from fairway.spark.frames import TIMESTAMP, Columns

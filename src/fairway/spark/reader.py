@@ -19,7 +19,7 @@ from fairway.protocol import Bytes
 from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
 from fairway.runtime import host
-from fairway.runtime.blocking_connection import spare_the_collector
+from fairway.runtime.host import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient, Ticket
 from fairway.spark.frames import Columns, Framer, RowFilter
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart, caller_to

@@ -48,8 +48,8 @@ from fairway.protocol.connection_states import ResponseReceived
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.route_messages import SubjectRoute
 from fairway.runtime import host
-from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.runtime.clock import RealClock
+from fairway.runtime.host import spare_the_collector
 from fairway.runtime.rng import RealRng
 from fairway.spark.connection import LATER, NS, BlockingClient, Ticket
 from fairway.spark.encode import Encoder

@@ -30,10 +30,9 @@ from fairway.client.core import Duration, seconds_of
 from fairway.errors import Misuse
 from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock, RealClock
-from fairway.runtime.host import forks
+from fairway.runtime.host import Ending, forks
 from fairway.runtime.rng import RealRng, Rng
-from fairway.runtime.signals import Ending, Workers
-from fairway.runtime.threads import Bell, Lock
+from fairway.runtime.threads import Bell, Lock, Workers
 from fairway.sql.database import Bound, apart, make, own
 from fairway.sql.outbox_batches import OutboxBatch
 from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker

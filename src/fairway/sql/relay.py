@@ -23,10 +23,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from fairway.client import url as urls
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.clock import Clock, RealClock
+from fairway.runtime.host import Ending
 from fairway.runtime.net import Net, RealNet
 from fairway.runtime.rng import RealRng, Rng
-from fairway.runtime.signals import Ending, Workers
 from fairway.runtime.threaded_link import LinkFailed
+from fairway.runtime.threads import Workers
 from fairway.sql.database import own, own_async
 from fairway.sql.outbox_rows import OutboxRows, OutboxState, check_engine
 from fairway.sql.outbox_sender import AnyAioOutboxSender, AnyOutboxSender, aio_sender_to, sender_to

@@ -31,18 +31,14 @@ The directory:
 Copies:
 
     replicated_store    the part of a store that other copies need: hold, follow, lead
-    log_copies          reads a log for replicas, and compares records
-    replica_append      checks a master's bytes before a replica appends them
-    catch_up            a replica that is far behind syncs less often
-    truncation          cuts a deposed master's own tail
-    reset_replica       sets a replica's files aside and begins its logs again
+    log_copies          reads a log for replicas, compares records, and checks a master's bytes before they are appended
+    replica_directory   a replica that does not fit its master: cut back, reset, or catching up
     repair              finds lost messages, and writes another copy's bytes over rotten ones
 
 Inspection:
 
     survey              examines a directory without a change
-    record_counts       counts the records of a log for the survey
-    survey_report       the values that a survey returns
+    survey_report       the values that a survey returns, and the tallies that count them
 
 A produced batch goes through `Store.produce`, `MessageLog.append` (dedupe, subject, sequence), `Log.append` and
 `Flusher.add`. The flusher commits its round and calls the waiting request back, which answers with the receipt. A pull

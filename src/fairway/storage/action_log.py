@@ -27,15 +27,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.group_events import ActionKind, GroupEvent
-from fairway.runtime.clock import Clock
-from fairway.runtime.disk import Disk
 from fairway.storage import record
-from fairway.storage.flusher import Defer, Durability
-from fairway.storage.log import IsAhead, Log, LogState
+from fairway.storage.log import Log, LogSetup, LogState
 from fairway.storage.record import Record, RecordHeader, RecordKind
 from fairway.storage.segment import Segment
 
@@ -218,39 +216,20 @@ def unpack_groups(body: bytes) -> bytes:
 class ActionLog:
     """Appends actions; recovery reads them. Lives on the loop of its store."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        state: LogState,
-        *,
-        segment_bytes: int,
-        defer: Defer,
-        on_progress: Callable[[], None],
-        on_cut: Callable[[int], None] = lambda _: None,
-        durability: Durability = Durability.SYNC,
-        names: NameStatements = tuple,
-        is_ahead: IsAhead = lambda *_: False,
-    ) -> None:
-        self._disk = disk
-        self._clock = clock
+    def __init__(self, setup: LogSetup, state: LogState, names: NameStatements) -> None:
+        self._disk = setup.disk
+        self._clock = setup.clock
         self._names = names
-        self._segment_bytes = segment_bytes
+        self._segment_bytes = setup.segment_bytes
         self.has_ballast = False
         self.log = Log(
-            disk,
-            clock,
+            setup,
             DIRECTORY,
             state,
-            segment_bytes=segment_bytes,
-            defer=defer,
             on_roll=self._begin_segment,
-            on_cut=on_cut,
-            on_progress=on_progress,
-            durability=durability,
+            on_cut=setup.on_cut,
             reserved=True,
             release_ballast=self._release_ballast,
-            is_ahead=is_ahead,
         )
 
     def append(self, actions: Iterable[Action]) -> RecordHeader:
@@ -278,12 +257,9 @@ class ActionLog:
         try:
             if self.log.segments:
                 self._disk.reserve(self.log.file(self.log.segments[-1]), self._segment_bytes)
-            file = self._disk.open(BALLAST, create=True)
-            try:
+            with closing(self._disk.open(BALLAST, create=True)) as file:
                 self._disk.reserve(file, self._segment_bytes)
-                self.has_ballast = True
-            finally:
-                file.close()
+            self.has_ballast = True
         except DiskFull:
             self.has_ballast = False
 

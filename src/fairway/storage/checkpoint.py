@@ -9,12 +9,13 @@ in full, and never takes the system for empty.
 from __future__ import annotations
 
 import struct
+from contextlib import closing
 
 import msgspec
 
 from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError, WrongDirectory
-from fairway.runtime.disk import Disk, Part
+from fairway.runtime.disk import Disk, Part, contents
 from fairway.storage.directory import DirectoryIdentity
 
 DIRECTORY = "checkpoints"
@@ -41,6 +42,10 @@ class RotMark(msgspec.Struct, frozen=True):
     start: int
     end: int
     why: str
+
+    def touches(self, start: int, end: int) -> bool:
+        """Whether the span has bytes in [start, end). An empty span counts as its first byte."""
+        return self.start < end and start < max(self.end, self.start + 1)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,25 +120,19 @@ def _check_header(data: bytes) -> tuple[int, int]:
 
 def check_version(disk: Disk, number: int) -> None:
     """`WrongDirectory` where a newer version wrote the checkpoint; reads only the header."""
-    file = disk.open(file_name(number))
     try:
-        _check_header(file.read(0, HEADER_BYTES))
+        with closing(disk.open(file_name(number))) as file:
+            _check_header(file.read(0, HEADER_BYTES))
     except WrongDirectory as error:
-        raise WrongDirectory(f"{file.name}: {error}") from error
+        raise WrongDirectory(f"{file_name(number)}: {error}") from error
     except RemoteProtocolError:
         pass  # damage does not mean a newer version
-    finally:
-        file.close()
 
 
 def read(disk: Disk, number: int, identity: DirectoryIdentity) -> Checkpoint:
     """One checkpoint of these logs; `RemoteProtocolError` where it cannot be trusted."""
     check_version(disk, number)
-    file = disk.open(file_name(number))
-    try:
-        found = unpack(file.read(0, file.size))
-    finally:
-        file.close()
+    found = unpack(contents(disk, file_name(number)))
     if (found.messages_id, found.actions_id) != (identity.messages_id, identity.actions_id):
         raise RemoteProtocolError("it belongs to another data directory")
     return found

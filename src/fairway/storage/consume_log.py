@@ -10,18 +10,18 @@ entry; a look-up of its sequence finds the next entry.
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import closing, suppress
 from itertools import starmap
 
 import msgspec
 
 from fairway import limits
 from fairway.errors import DiskFull, NoSuchFile, RemoteProtocolError
-from fairway.runtime.disk import Disk, Part, ReadCompletion
+from fairway.runtime.disk import Disk, File, Part, ReadCompletion
 from fairway.storage import index_file
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES, IndexRun
 
@@ -87,8 +87,11 @@ class ConsumeLog:
 
     def first_sequence_from(self, subject_id: int, position: int) -> int | None:
         """The sequence of the subject's first entry at or above `position`; None if there is none."""
-        firsts = (_first_from(chunk, position) for chunk in self._chunks_above(subject_id, position))
-        return next((first for first in firsts if first is not None), None)
+        for chunk in self._chunks_above(subject_id, position):
+            below = _index(chunk, _POSITION_AT, position - 1)
+            if below * ENTRY_BYTES < len(chunk):
+                return _field(chunk, below, _FIRST_SEQUENCE_AT)
+        return None
 
     def first_places_from(self, position: int) -> dict[tuple[int, int], int]:
         """By subject and producer: the first producer sequence at or above `position`."""
@@ -107,14 +110,10 @@ class ConsumeLog:
     def _chunks_above(self, subject_id: int, position: int) -> Iterator[bytes | bytearray]:
         """The chunks with an entry at or above `position`; the first of them may have none."""
         if position < self._sealed_end:  # in a held log that was just opened: replicas may lack what is sealed
-            for run in self._runs_above(subject_id, position):
+            runs = self._runs.get(subject_id, [])
+            for run in runs[max(bisect_right(runs, position, key=lambda run: run.base) - 1, 0) :]:
                 yield self._load(subject_id, run)
         yield self._tails.get(subject_id, b"")
-
-    def _runs_above(self, subject_id: int, position: int) -> list[IndexRun]:
-        """The runs with an entry at or above `position`; the first of them may have none."""
-        runs = self._runs.get(subject_id, [])
-        return runs[max(bisect_right(runs, position, key=lambda run: run.base) - 1, 0) :]
 
     def first_sequence_above(self, subject_id: int, base: int) -> int | None:
         """The subject's first sequence in the segment with that base or a later one."""
@@ -165,13 +164,14 @@ class ConsumeLog:
     def load_sealed(self, base: int, end: int) -> bool:
         """Load a complete segment; False if its index had to be rebuilt from the message log."""
         try:
-            covered_end, runs = self._directory(base)
+            with self._open(base) as file:
+                covered_end, runs = index_file.read_directory(file, self._log_id, base)
             if covered_end != end:
                 raise RemoteProtocolError("the index does not cover its segment")
             sound = True
         except (RemoteProtocolError, NoSuchFile):
             parts, runs = index_file.pack(self._log_id, base, end, self._rebuild(base))
-            with contextlib.suppress(DiskFull):  # a full disk stops produce, not a start: `_load` rebuilds them
+            with suppress(DiskFull):  # a full disk stops produce, not a start: `_load` rebuilds them
                 self._disk.publish(index_file.file_name(base), parts)
             sound = False
         self._sealed_end = end
@@ -183,10 +183,11 @@ class ConsumeLog:
     def load_open(self, base: int, upto: int) -> bool:
         """Load the entries below `upto` of the newest segment; False if they had to be rebuilt from the log."""
         try:
-            covered_end, runs = self._directory(base)
-            if covered_end < upto:
-                raise RemoteProtocolError("the index is older than the checkpoint")
-            loaded = self._read_all(base, runs)
+            with self._open(base) as file:
+                covered_end, runs = index_file.read_directory(file, self._log_id, base)
+                if covered_end < upto:
+                    raise RemoteProtocolError("the index is older than the checkpoint")
+                loaded = index_file.read_runs(file, runs)
             sound = True
         except (RemoteProtocolError, NoSuchFile):
             loaded = self._rebuild(base)
@@ -248,27 +249,8 @@ class ConsumeLog:
         for run in made.values():
             run.data = None
 
-    def _directory(self, base: int) -> tuple[int, dict[int, IndexRun]]:
-        file = self._disk.open(index_file.file_name(base))
-        try:
-            return index_file.read_directory(file, self._log_id, base)
-        finally:
-            file.close()
-
-    def _read(self, run: IndexRun) -> bytes:
-        file = self._disk.open(index_file.file_name(run.base))
-        try:
-            return index_file.read_run(file, run)
-        finally:
-            file.close()
-
-    def _read_all(self, base: int, runs: Mapping[int, IndexRun]) -> dict[int, bytes]:
-        """All runs of one file with one read. To open the file for each run would cost a start seconds."""
-        file = self._disk.open(index_file.file_name(base))
-        try:
-            return index_file.read_runs(file, runs)
-        finally:
-            file.close()
+    def _open(self, base: int) -> closing[File]:
+        return closing(self._disk.open(index_file.file_name(base)))
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
@@ -329,13 +311,6 @@ class ConsumeLog:
                 return entry.first_sequence if entry.position < below else None
         return None
 
-    def find_id(self, subject_id: int, producer_id: int, producer_sequence: int, below: int) -> ConsumeLogEntry | None:
-        """The batch that holds a producer's `producer_sequence`. Reads every entry of the subject."""
-        for entry in self.entries(subject_id, 0, below):
-            if entry.producer_id == producer_id and 0 <= producer_sequence - entry.producer_sequence < entry.count:
-                return entry
-        return None
-
     def look_back(self, subject_id: int, producer_id: int, first: int, end: int) -> list[ConsumeLogEntry] | None:
         """The batches that hold a producer's sequences [first, end), in order. None where the newest 65,536 entries of
         the subject do not tell, or more than 64 batches match: a refused batch must not cost much. Entries of a partly
@@ -374,13 +349,10 @@ class ConsumeLog:
         if beyond <= 0 or run.data is not None or (run.base, subject_id) in self._cache:
             return self._load(subject_id, run)
         try:
-            file = self._disk.open(index_file.file_name(run.base))
+            with self._open(run.base) as file:
+                data = file.read(run.offset + beyond, bytes_max)
         except NoSuchFile:
             return b""
-        try:
-            data = file.read(run.offset + beyond, bytes_max)
-        finally:
-            file.close()
         return data if len(data) == bytes_max else b""
 
     def _chunks(
@@ -410,11 +382,8 @@ class ConsumeLog:
 
     def fetch(self, run: IndexRun, done: ReadCompletion) -> None:
         """Read a run off the loop, for `take_in`."""
-        file = self._disk.open(index_file.file_name(run.base))
-        try:
+        with self._open(run.base) as file:
             self._disk.fetch(file, run.offset, run.entries * ENTRY_BYTES, done)
-        finally:
-            file.close()
 
     def take_in(self, subject_id: int, run: IndexRun, data: bytes) -> None:
         """Keep a fetched run if it is sound. An unsound run is read again later, and rebuilt."""
@@ -440,7 +409,8 @@ class ConsumeLog:
 
     def _read_or_rebuild(self, subject_id: int, run: IndexRun) -> bytes:
         try:
-            return self._read(run)
+            with self._open(run.base) as file:
+                return index_file.read_run(file, run)
         except (RemoteProtocolError, NoSuchFile):
             return self._rebuild(run.base).get(subject_id, b"")  # empty if the segment has rotted too
 
@@ -450,12 +420,6 @@ def _merged(one: bytes | bytearray, other: bytes | bytearray) -> bytes:
     packed = (each[at : at + ENTRY_BYTES] for each in (one, other) for at in range(0, len(each), ENTRY_BYTES))
     by_position = {_field(entry, 0, _POSITION_AT): entry for entry in packed}
     return b"".join(by_position[position] for position in sorted(by_position))
-
-
-def _first_from(entries: bytes | bytearray, position: int) -> int | None:
-    """The sequence of the first entry at or above `position`."""
-    below = _index(entries, _POSITION_AT, position - 1)
-    return _field(entries, below, _FIRST_SEQUENCE_AT) if below * ENTRY_BYTES < len(entries) else None
 
 
 def _field(entries: bytes | bytearray, index: int, at: int) -> int:

@@ -24,7 +24,7 @@ below the window; the consume log then tells where the stream goes on (`Firsts`)
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache
 from typing import TypeAlias
 
@@ -44,6 +44,7 @@ _STREAM = struct.Struct("<QIIQqI4x")  # producer, subject, epoch before the wind
 _VERIFIER = struct.Struct(f"<QI4x{VERIFIER_BYTES}s")  # producer, subject, verifier: in a checkpoint
 _STATEMENT = struct.Struct(f"<Q{VERIFIER_BYTES}s")  # producer, verifier: the body of a STREAM record
 STATEMENT_BYTES = _STATEMENT.size
+_ALL_SUBJECTS = range(1 << 32)
 _NOWHERE = -1  # no segment states this verifier, as far as this process knows
 
 # By subject and producer: the first producer sequence that the log has at or above some position.
@@ -153,7 +154,6 @@ class DedupeWindow:
         self._streams: dict[int, _Stream] = {}
         self._window_bytes = 0  # of all windows
         self.bytes_max: int | None = None  # beyond it the least recently used go; None in a replay, which keeps all
-        self.is_gone: Callable[[int], bool] = lambda _: False  # whether a subject was removed, and its streams with it
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -163,11 +163,14 @@ class DedupeWindow:
         """Memory that all streams take, as an estimate."""
         return len(self._streams) * limits.STREAM_BYTES + self._window_bytes * 5 // 4  # a window grows in steps
 
-    def judge(self, header: batch.BatchHeader, subject_id: int, secret: bytes = b"") -> DedupeEntry | None:
-        """None: the batch is new. Otherwise the original's entry. `Refused` for all other answers."""
+    def judge(
+        self, header: batch.BatchHeader, subject_id: int, secret: bytes = b"", subjects: Container[int] = _ALL_SUBJECTS
+    ) -> DedupeEntry | None:
+        """None: the batch is new. Otherwise the original's entry. `Refused` for all other answers. `subjects`: those
+        that exist; the streams of others went with them."""
         stream = self._streams.get(header.producer_id)
         first = header.first_sequence
-        if stream is not None and stream.subject_id != subject_id and stream.next and self.is_gone(stream.subject_id):
+        if stream is not None and stream.subject_id != subject_id and stream.next and stream.subject_id not in subjects:
             self._drop(header.producer_id)
             stream = None
         if stream is None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from fairway import limits
@@ -49,6 +50,7 @@ def remove_in_order(disk: Disk, names: Sequence[str], ended: Callable[[StorageFa
 
 
 IDENTITY = "identity"
+CATCHING_UP = "catching-up"  # how far a replica that is far behind was synced when it began to catch up
 WIPING = "wiping"  # what a copy that is being reset is to become
 INSTALLING = "installing"  # the same, for a copy that begins with more than empty logs
 _ID_BITS = 63  # ids travel in control messages too, and many languages have only signed numbers
@@ -144,11 +146,8 @@ def publish(disk: Disk, identity: DirectoryIdentity) -> None:
 
 def secure(disk: Disk, name: str) -> None:
     """Sync a published file: whoever published it may have been killed before its name was durable."""
-    file = disk.open(name)
-    try:
+    with closing(disk.open(name)) as file:
         disk.sync(file, file.size)
-    finally:
-        file.close()
 
 
 def _pack(identity: DirectoryIdentity) -> bytes:
@@ -158,11 +157,8 @@ def _pack(identity: DirectoryIdentity) -> bytes:
 
 def _read(disk: Disk) -> DirectoryIdentity:
     """Read the identity. In every version the file begins with magic and version, and ends with a CRC of the rest."""
-    file = disk.open(IDENTITY)
-    try:
+    with closing(disk.open(IDENTITY)) as file:
         data = file.read(0, limits.KIB)
-    finally:
-        file.close()
     covered, crc = data[: -_CRC.size], data[-_CRC.size :]
     if not data.startswith(MAGIC) or crc != _CRC.pack(checksum(covered)):
         raise RemoteProtocolError("it fails its checksum")
@@ -190,15 +186,13 @@ def _from_segments(disk: Disk) -> DirectoryIdentity:
     """The log ids that the segments name; the directory id is lost, so 0."""
     log_ids = {message_log.DIRECTORY: 0, action_log.DIRECTORY: 0}
     for name in _segments(disk):
-        file = disk.open(name)
         try:
-            log_id, _ = segment.parse_header(file.read(0, segment.HEADER_BYTES))
+            with closing(disk.open(name)) as file:
+                log_id, _ = segment.parse_header(file.read(0, segment.HEADER_BYTES))
         except segment.UnknownVersion as error:
             raise WrongDirectory(f"{name}: {error}") from error
         except RemoteProtocolError:
             continue
-        finally:
-            file.close()
         directory = name.partition("/")[0]
         log_ids[directory] = log_ids[directory] or log_id
     if not log_ids[message_log.DIRECTORY] and disk.listing(message_log.DIRECTORY):

@@ -39,7 +39,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
 from fairway.runtime.clock import Clock
-from fairway.runtime.disk import Disk, File, Part
+from fairway.runtime.disk import Disk, File, Part, settles
 
 _ENOUGH_BYTES = 64 * limits.KIB  # a round of this size starts at once
 _LOOKS_MAX = 8  # turns of the loop that a smaller round may grow for, as long as each turn adds to it
@@ -103,13 +103,15 @@ class Flusher:
         defer: Defer,
         on_full: Callable[[int], None],
         on_progress: Callable[[], None],
+        on_synced: Callable[[], None] = lambda: None,
         durability: Durability = Durability.SYNC,
     ) -> None:
+        """`on_progress`: the committed end has moved, or the log is poisoned. `on_synced`: the synced end has moved.
+        `on_full`: everything from that position on is undone."""
         self.synced_end = synced_end
         self.written_end = synced_end  # committed on this copy, whatever the replicas have
         self.committed_end = synced_end
         self.gathered_end = synced_end
-        self.on_synced: Callable[[], None] = _nothing  # the synced end has moved
         self.fault: StorageFault | None = None
         self.syncs = 0
         self.undone_from: list[int] = []  # where each undo began, in order of time
@@ -119,6 +121,7 @@ class Flusher:
         self._defer = defer
         self._on_full = on_full
         self._on_progress = on_progress
+        self._on_synced = on_synced
         self._watch: SyncObserver | None = None
         self._in_flight: _CommitRound | None = None
         self._gathered: deque[_CommitRound] = deque()
@@ -271,14 +274,14 @@ class Flusher:
 
     async def durable(self, position: int, undos: int | None = None) -> None:
         """Return once everything below `position` is committed; raise the reason why it never will be."""
-        future, settle = _future()
-        self.when_durable(position, settle, undos)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_durable(position, settles(future), undos)
         await future
 
     async def synced(self, position: int) -> None:
         """Return once everything below `position` is synced; raise the reason why it never will be."""
-        future, settle = _future()
-        self.when_synced(position, settle)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.when_synced(position, settles(future))
         await future
 
     # --- rounds ------------------------------------------------------------------------------------------------------
@@ -381,7 +384,7 @@ class Flusher:
                 each.answer(None)
         if self.synced_end == end:
             self._answer_synced()
-            self.on_synced()
+            self._on_synced()
         if self._is_held:
             self._release()
         else:
@@ -435,25 +438,6 @@ class Flusher:
 
 def _position(parked: tuple[int, list[OnDurable]]) -> int:
     return parked[0]
-
-
-def _nothing() -> None:
-    pass
-
-
-def _future() -> tuple[asyncio.Future[None], OnDurable]:
-    """A future, and the callback that settles it."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def settle(outcome: FairwayError | None) -> None:
-        if future.done():  # the waiting task was cancelled
-            return
-        if outcome is None:
-            future.set_result(None)
-        else:
-            future.set_exception(outcome)
-
-    return future, settle
 
 
 def _undone(why: str = "") -> Refused:

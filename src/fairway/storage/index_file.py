@@ -49,13 +49,6 @@ def file_name(base: int) -> str:
     return f"{DIRECTORY}/{base:020d}.idx"
 
 
-def run_of(base: int, data: bytes, offset: int = 0) -> IndexRun:
-    """Describe a run of entries in memory."""
-    first = ENTRY.unpack_from(data, 0)
-    last = ENTRY.unpack_from(data, len(data) - ENTRY_BYTES)
-    return IndexRun(base, len(data) // ENTRY_BYTES, first[0], last[0] + last[1], last[4], offset, checksum(data), data)
-
-
 def pack(
     log_id: int, base: int, covered_end: int, entries: Mapping[int, bytes]
 ) -> tuple[list[Part], dict[int, IndexRun]]:
@@ -64,7 +57,10 @@ def pack(
     directory: list[bytes] = []
     offset = HEADER_BYTES + len(entries) * _RUN.size
     for subject_id, data in sorted(entries.items()):
-        run = runs[subject_id] = run_of(base, data, offset)
+        first, last = ENTRY.unpack_from(data, 0), ENTRY.unpack_from(data, len(data) - ENTRY_BYTES)
+        run = runs[subject_id] = IndexRun(
+            base, len(data) // ENTRY_BYTES, first[0], last[0] + last[1], last[4], offset, checksum(data), data
+        )
         fields = (run.entries, run.first_sequence, run.end_sequence, run.offset, run.newest_ms, run.crc, 0)
         directory.append(_RUN.pack(subject_id, *fields))
         offset += len(data)

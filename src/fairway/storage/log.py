@@ -29,7 +29,7 @@ from typing import TypeAlias
 
 from fairway import limits
 from fairway.batch import checksum
-from fairway.errors import Code, DiskFull, FairwayError, Refused, invariant
+from fairway.errors import Code, DiskFull, FairwayError, Refused, WrongDirectory, invariant
 from fairway.runtime.clock import AGE_HOLD_MS, HOLD_MS, Clock, Timekeeper
 from fairway.runtime.disk import Disk, File, Part, ReadCompletion
 from fairway.storage import record, segment
@@ -147,25 +147,34 @@ class Damaged(FairwayError):
         self.why = why
 
 
+@dataclass(frozen=True, slots=True)
+class LogSetup:
+    """What a store gives to each of its logs."""
+
+    disk: Disk
+    clock: Clock
+    segment_bytes: int
+    defer: Defer
+    durability: Durability
+    is_ahead: IsAhead
+    on_progress: Callable[[], None]
+    on_synced: Callable[[], None]
+    on_cut: Callable[[int], None]  # a full disk undid everything from that position on
+
+
 class Log:
     """One log, open for appending. Not thread-safe: it lives on the loop of its store."""
 
     def __init__(
         self,
-        disk: Disk,
-        clock: Clock,
+        setup: LogSetup,
         directory: str,
         state: LogState,
         *,
-        segment_bytes: int,
-        defer: Defer,
         on_roll: Callable[[], None],
         on_cut: Callable[[int], None],
-        on_progress: Callable[[], None],
-        durability: Durability = Durability.SYNC,
         reserved: bool = False,
         release_ballast: Callable[[], bool] = lambda: False,
-        is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self.directory = directory
         self.log_id = state.log_id
@@ -174,15 +183,22 @@ class Log:
         self.epoch = state.epoch
         self.newest_ms = state.newest_ms  # append time of the last record
         self.flusher = Flusher(
-            disk, clock, state.end, defer=defer, on_full=self._undo, on_progress=on_progress, durability=durability
+            setup.disk,
+            setup.clock,
+            state.end,
+            defer=setup.defer,
+            on_full=self._undo,
+            on_progress=setup.on_progress,
+            on_synced=setup.on_synced,
+            durability=setup.durability,
         )
-        self._disk = disk
-        self._segment_bytes = segment_bytes
+        self._disk = setup.disk
+        self._segment_bytes = setup.segment_bytes
         self._on_roll = on_roll
         self._on_cut = on_cut
         self._reserved = reserved
         self._release_ballast = release_ballast
-        self._is_ahead = is_ahead
+        self._is_ahead = setup.is_ahead
         self._files: OrderedDict[int, File] = OrderedDict()
         self._must_roll = False  # an undo went back to a segment that its owner may have sealed
         self._easy_end = -1  # a record that ends here or before needs no roll and no epoch first (`_make_way`)
@@ -191,6 +207,11 @@ class Log:
         self.follows = False  # this log is a replica's: its master writes it
 
     # --- writing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def first_base(self) -> int:
+        """The position where the log begins, after retention."""
+        return self.segments[0].base if self.segments else self.end
 
     @property
     def committed_end(self) -> int:
@@ -471,24 +492,24 @@ class Log:
         """One record, verified. `size`: of the whole record, from the consume log."""
         return self.parse(self.read(position, size), 0, position)
 
+    def header_at(self, position: int) -> RecordHeader | None:
+        """The header of the record that begins there; None: no record does, or its header is damaged."""
+        try:
+            return record.parse_header(self.read(position, record.HEADER_BYTES), 0, position, self.log_id)
+        except (Damaged, BadRecord, WrongDirectory):
+            return None
+
     def first_appended_ms(self, of: Segment) -> int | None:
         """When the first record of a segment was appended; None: it is damaged, or there is none yet."""
-        position = of.base + segment.HEADER_BYTES
-        try:
-            return record.parse_header(self.read(position, record.HEADER_BYTES), 0, position, self.log_id).appended_ms
-        except (BadRecord, Damaged):
-            return None
+        first = self.header_at(of.base + segment.HEADER_BYTES)
+        return None if first is None else first.appended_ms
 
     def parse(self, data: bytes, offset: int, position: int) -> Record:
         """The record at `offset` of bytes that were read from this log; `Damaged` if it is not intact."""
         try:
-            header = record.parse_header(data, offset, position, self.log_id)
-            body_at = offset + record.HEADER_BYTES
-            body = data[body_at : body_at + header.body_bytes]
-            record.check_body(header, body)
+            return record.parse(data, offset, position, self.log_id)
         except BadRecord as bad:
             raise Damaged(position, bad.why) from bad
-        return Record(header, body)
 
     def mend(self, base: int, position: int, data: bytes, newest_ms: int) -> Segment:
         """Write over rotten bytes in the segment with that base; create the segment where it is gone. `newest_ms`: the

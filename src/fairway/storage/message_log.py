@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
@@ -21,16 +22,15 @@ import msgspec
 from fairway import batch, limits
 from fairway.errors import Code, FairwayError, Refused, RemoteProtocolError, StorageFault, StoredRange, invariant
 from fairway.names import Subject
-from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk, Part
 from fairway.storage import index_file, log, record, segment
 from fairway.storage.consume_log import ConsumeLog, ConsumeLogEntry
 from fairway.storage.dedupe import STATEMENT_BYTES, DedupeEntry, DedupeWindow, PlaceTaken
-from fairway.storage.flusher import Defer, Durability
+from fairway.storage.flusher import Durability
 from fairway.storage.index_file import ENTRY
-from fairway.storage.log import Damaged, IsAhead, Log, LogState
+from fairway.storage.log import Damaged, Log, LogSetup, LogState
 from fairway.storage.record import HEADER_BYTES, BadRecord, Record, RecordHeader, RecordKind
-from fairway.storage.segment import Damage, Segment, SegmentScan
+from fairway.storage.segment import Segment, SegmentScan
 from fairway.storage.subjects import SubjectState, SubjectTable
 
 
@@ -41,7 +41,6 @@ class Views:
         self.subjects = subjects
         self.entries = entries
         self.dedupe = dedupe
-        dedupe.is_gone = lambda subject_id: subject_id not in subjects
 
     def apply(self, record: Record) -> None:
         """Apply one record of the log."""
@@ -63,19 +62,12 @@ class Views:
         if subject.is_deduped:
             self.dedupe.note(of, subject_id, first_sequence, header.end, header.appended_ms)
 
-    def note_rot(self, damage: Damage) -> None:
-        self.subjects.skip_lost(damage)
-
     def settle(self, settled_end: int) -> list[SubjectState]:
         """Forget the subjects whose removal can no longer be undone, with their entries; return them."""
         gone = self.subjects.settle(settled_end)
         for each in gone:
             self.entries.drop(each.id)
         return gone
-
-    def drop_unknown(self) -> None:
-        """Drop the entries of removed subjects: an index file has entries of every batch in its segment."""
-        self.entries.keep_only(self.subjects)
 
     def cut(self, position: int) -> None:
         """Undo everything from `position` on: nothing there was ever committed."""
@@ -105,16 +97,13 @@ def packed_entry(header: RecordHeader, of: batch.BatchHeader) -> bytes:
 def entries_of_segment(disk: Disk, directory: str, log_id: int, base: int) -> dict[int, bytes]:
     """The consume log's entries for one segment, read from the segment itself."""
     entries: dict[int, bytearray] = {}
-    file = disk.open(segment.file_name(directory, base))
-    try:
+    with closing(disk.open(segment.file_name(directory, base))) as file:
         damage = segment.check_segment_header(file, base, log_id)
         start = base + segment.HEADER_BYTES if damage is None else damage.end
         for found in SegmentScan(file, base, start, log_id):
             if isinstance(found, Record) and found.header.kind == RecordKind.DATA:
                 entry = packed_entry(found.header, batch.peek(found.body))
                 entries.setdefault(found.header.subject_id, bytearray()).extend(entry)
-    finally:
-        file.close()
     return {subject_id: bytes(data) for subject_id, data in entries.items()}
 
 
@@ -155,39 +144,19 @@ class MessageLog:
 
     def __init__(
         self,
-        disk: Disk,
-        clock: Clock,
+        setup: LogSetup,
         state: LogState,
         views: Views,
-        *,
         unsealed_from: int,
-        segment_bytes: int,
-        defer: Defer,
-        on_progress: Callable[[], None],
         on_damage: Callable[[Damaged], None],
-        on_cut: Callable[[int], None] = lambda _: None,
-        durability: Durability = Durability.SYNC,
-        is_ahead: IsAhead = lambda *_: False,
     ) -> None:
         self.views = views
-        self._on_cut = on_cut
-        self.log = Log(
-            disk,
-            clock,
-            DIRECTORY,
-            state,
-            segment_bytes=segment_bytes,
-            defer=defer,
-            on_roll=self._restate_subjects,
-            on_cut=self._cut,
-            on_progress=on_progress,
-            durability=durability,
-            is_ahead=is_ahead,
-        )
+        self._on_cut = setup.on_cut
+        self.log = Log(setup, DIRECTORY, state, on_roll=self._restate_subjects, on_cut=self._cut)
         self.subjects_max = limits.SUBJECTS_MAX  # fewer where memory is short
-        self._is_lazy = durability is Durability.MEMORY
-        self._disk = disk
-        self._clock = clock
+        self._is_lazy = setup.durability is Durability.MEMORY
+        self._disk = setup.disk
+        self._clock = setup.clock
         self._report_damage = on_damage
         self._damaged: set[int] = set()  # positions of records that can no longer be read
         self.is_awaited: Callable[[int], bool] = lambda _: False  # whether another copy may send the record lost there
@@ -209,7 +178,7 @@ class MessageLog:
         state = self.views.subjects.find(subject)
         if state is not None and state.is_shut:
             raise _shut(state)
-        original = self.views.dedupe.judge(header, state.id if state else 0, secret)
+        original = self.views.dedupe.judge(header, state.id if state else 0, secret, self.views.subjects)
         if original is not None and state is not None:
             return self._receipt(state.id, original, original.end, is_duplicate=True)
         return self._append(subject, state, data, header, secret, crc)
@@ -247,7 +216,8 @@ class MessageLog:
         if statement is not None:
             self._state_stream(statement, known.id, now_ms)
         if state is None:
-            self._state_name(known)
+            # Repeat the name: otherwise a single flipped bit could hide the messages from readers who know the name.
+            self.log.write(RecordKind.SUBJECT, self.views.subjects.pack_one(known), self._clock.wall_ms(), known.id)
         return self._receipt(known.id, written, written.end, is_duplicate=False)
 
     def resolve(self, taken: PlaceTaken) -> AppendReceipt | PlaceTaken:
@@ -335,12 +305,6 @@ class MessageLog:
         except FairwayError:
             state.ceiling = before
             raise
-
-    def _state_name(self, state: SubjectState) -> None:
-        """Repeat the name behind the first batch: otherwise a single flipped bit could hide a subject's messages from
-        readers who know the name."""
-        body = self.views.subjects.pack_one(state)
-        self.log.write(RecordKind.SUBJECT, body, self._clock.wall_ms(), subject_id=state.id)
 
     def _state_stream(self, statement: bytes, subject_id: int, now_ms: int) -> None:
         """Write the verifier before the first batch of a stream in a segment, and again behind it: otherwise a single

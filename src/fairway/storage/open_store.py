@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -12,7 +14,7 @@ from itertools import zip_longest
 from fairway.errors import DiskFull, RemoteProtocolError
 from fairway.runtime.disk import TEMPORARY, Disk
 from fairway.runtime.rng import Rng
-from fairway.storage import action_log, catch_up, directory, index_file, message_log, recovery, reset_replica, segment
+from fairway.storage import action_log, directory, index_file, message_log, recovery, replica_directory, segment
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.action_log import ActionRetention, ActionView
 from fairway.storage.checkpoint import Checkpoint, LogMark, RotMark
@@ -23,6 +25,7 @@ from fairway.storage.log import LogState
 from fairway.storage.message_log import Views, entries_of_segment
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.recovery import DamageVerdict, Finding, LogRecovery
+from fairway.storage.segment import Damage
 from fairway.storage.subjects import SubjectTable
 
 
@@ -61,7 +64,7 @@ def open_directory(
     disk: Disk, rng: Rng, action_view: ActionView | None = None, adopt: DirectoryIdentity | None = None
 ) -> RecoveredStore:
     """Recover what is there. Every step may be killed and repeated."""
-    reset_replica.finish(disk)
+    replica_directory.finish(disk)
     _refuse_newer(disk)
     identity, remark = directory.claim(disk, rng, adopt)
     _sweep(disk)
@@ -70,22 +73,22 @@ def open_directory(
     marks = marks_of(disk, known)
     if known is not None:
         _delete_doomed(disk, known, marks)
-    believed = catch_up.read(disk)
+    believed = replica_directory.read_catch_up(disk)
     if known is None:
         marks = {log: _proven(disk, log, log_id, marks[log], believed.get(log)) for log, log_id in _log_ids(identity)}
     replay = _ViewBuilder(disk, identity.messages_id, known, marks[message_log.DIRECTORY])
-    messages = _recovery(disk, message_log.DIRECTORY, identity.messages_id, known, marks, believed)
-    messages.apply, messages.on_rot = replay.apply, replay.views.note_rot
-    actions = _recovery(disk, action_log.DIRECTORY, identity.actions_id, known, marks, believed)
     action_retention = ActionRetention(known.action_bounds, known.pictures) if known else ActionRetention()
-    actions.apply = partial(_apply_action, action_view, action_retention)
+    recovery_of = partial(_recovery, disk, known, marks, believed)
+    replay_action = partial(_apply_action, action_view, action_retention)
+    messages = recovery_of(message_log.DIRECTORY, identity.messages_id, replay.apply, replay.views.subjects.skip_lost)
+    actions = recovery_of(action_log.DIRECTORY, identity.actions_id, replay_action)
     if action_view is not None:
         remarks += _begin_view(action_view, known, actions)
     judgements = messages.examine(), actions.examine()  # both before either changes: one may be of a newer version
-    replay.views.drop_unknown()
+    replay.views.entries.keep_only(replay.views.subjects)  # index files have the batches of removed ones too
     messages_state, actions_state = messages.settle(judgements[0]), actions.settle(judgements[1])
     if believed:
-        disk.remove(catch_up.FILE)  # the logs are whole and synced now
+        disk.remove(directory.CATCHING_UP)  # the logs are whole and synced now
     findings = messages.findings + actions.findings
     aging_ms, latest_ms = _times(known, messages_state, replay.views)
     return RecoveredStore(
@@ -146,11 +149,13 @@ def _begin_view(view: ActionView, known: Checkpoint | None, actions: LogRecovery
 
 def _recovery(
     disk: Disk,
-    log: str,
-    log_id: int,
     known: Checkpoint | None,
     marks: dict[str, LogMark],
     believed: dict[str, int],
+    log: str,
+    log_id: int,
+    apply: Callable[[Record], None],
+    on_rot: Callable[[Damage], None] = lambda _: None,
 ) -> LogRecovery:
     mark = marks[log]
     return LogRecovery(
@@ -164,6 +169,8 @@ def _recovery(
         epoch=known.epoch if known else 0,
         newest_ms=dict(mark.newest_ms),
         first_ms=dict(mark.set_back_ms),
+        apply=apply,
+        on_rot=on_rot,
     )
 
 
@@ -172,23 +179,16 @@ def _refuse_newer(disk: Disk) -> None:
     for number in checkpoints.numbers(disk):
         checkpoints.check_version(disk, number)
     for log in (message_log.DIRECTORY, action_log.DIRECTORY):
-        for base in _bases(disk, log):
-            file = disk.open(segment.file_name(log, base))
-            try:
+        for base in segment.bases(disk, log):
+            with closing(disk.open(segment.file_name(log, base))) as file:
                 segment.check_segment_header(file, base, log_id=0)  # recovery handles damage
-            finally:
-                file.close()
-
-
-def _bases(disk: Disk, log: str) -> list[int]:
-    return [base for name in disk.listing(log) if (base := segment.base_of(name)) is not None]
 
 
 def marks_of(disk: Disk, known: Checkpoint | None) -> dict[str, LogMark]:
     """How far each log is covered. Without a checkpoint, a log begins with its first segment."""
     if known is not None:
         return {message_log.DIRECTORY: known.messages, action_log.DIRECTORY: known.actions}
-    firsts = {log: min(_bases(disk, log), default=0) for log in (message_log.DIRECTORY, action_log.DIRECTORY)}
+    firsts = {log: min(segment.bases(disk, log), default=0) for log in (message_log.DIRECTORY, action_log.DIRECTORY)}
     return {log: LogMark(first, first, {}) for log, first in firsts.items()}
 
 
@@ -224,7 +224,7 @@ def _sweep(disk: Disk) -> None:
 def _delete_doomed(disk: Disk, known: Checkpoint, marks: dict[str, LogMark]) -> None:
     """Finish the deletions of a retention that was killed. First make its checkpoint safe and delete older ones, which
     would report the deleted segments as missing."""
-    doomed = [(log, base) for log, mark in marks.items() for base in _bases(disk, log) if base < mark.first_base]
+    doomed = [(log, base) for log, mark in marks.items() for base in segment.bases(disk, log) if base < mark.first_base]
     if not doomed:
         return
     directory.secure(disk, checkpoints.file_name(known.number))
@@ -303,11 +303,10 @@ class _ViewBuilder:
 def _segment_ends(disk: Disk) -> dict[int, int]:
     """The end of each segment of the message log, by its base."""
     ends: dict[int, int] = {}
-    bases = _bases(disk, message_log.DIRECTORY)
+    bases = segment.bases(disk, message_log.DIRECTORY)
     for base, following in zip_longest(bases, bases[1:]):
-        file = disk.open(segment.file_name(message_log.DIRECTORY, base))
-        end = base + file.size
-        file.close()
-        if file.size:
-            ends[base] = end if following is None else min(end, following)
+        with closing(disk.open(segment.file_name(message_log.DIRECTORY, base))) as file:
+            size = file.size
+        if size:
+            ends[base] = base + size if following is None else min(base + size, following)
     return ends

@@ -214,6 +214,15 @@ def check_body(header: RecordHeader, body: bytes) -> None:
         raise BadRecord("damaged body", header)
 
 
+def parse(data: bytes, offset: int, position: int, log_id: int) -> Record:
+    """The whole record at `offset` of `data`; `BadRecord` if it is not intact, or does not belong at `position`."""
+    header = parse_header(data, offset, position, log_id)
+    body_at = offset + HEADER_BYTES
+    body = data[body_at : body_at + header.body_bytes]
+    check_body(header, body)
+    return Record(header, body)
+
+
 def padded(body: bytes) -> bytes:
     """The body, filled with zeros to the alignment. The contents must know their own end."""
     return body + bytes(-len(body) % ALIGNMENT)

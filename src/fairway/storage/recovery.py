@@ -25,14 +25,14 @@ only in the page cache.
 
 A replica holds its master's records, and so its master's synced ends. They are true on the replica too, because it
 writes no record before it has synced what the record names. A replica that is catching up breaks this rule; then only
-its own file counts (`catch_up`).
+its own file counts (`replica_directory`).
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 
@@ -50,7 +50,7 @@ _WITNESS = ".synced"
 class DamageVerdict(enum.Enum):
     ROTTEN = "rotten"
     TORN = "torn"
-    PARTED = "parted"  # a copy's own history, cut back to its master's (`truncation`)
+    PARTED = "parted"  # a copy's own history, cut back to its master's (`replica_directory.cut`)
 
 
 def witness_name(directory: str, synced_end: int) -> str:
@@ -110,8 +110,7 @@ class LogWalk:
     at: int = 0  # the base of the segment that is being read
 
     def bases(self) -> list[int]:
-        names = (segment.base_of(name) for name in self.disk.listing(self.directory))
-        return [base for base in names if base is not None and base >= self.first_base]
+        return [base for base in segment.bases(self.disk, self.directory) if base >= self.first_base]
 
     def measure(self) -> None:
         self.sizes = {}
@@ -120,13 +119,8 @@ class LogWalk:
                 if file.size:  # an empty file is a segment that was never begun, or one whose bytes are missing
                     self.sizes[base] = file.size
 
-    @contextmanager
-    def open(self, base: int) -> Iterator[File]:
-        file = self.disk.open(segment.file_name(self.directory, base))
-        try:
-            yield file
-        finally:
-            file.close()
+    def open(self, base: int) -> closing[File]:
+        return closing(self.disk.open(segment.file_name(self.directory, base)))
 
     def look(self, start: int, epoch: int, take: Callable[[Record], None]) -> Judgement:
         """Read everything from `start` on. Pass records before the first damage to `take` at once. Later records wait
@@ -234,7 +228,7 @@ class LogRecovery(LogWalk):
         if judgement.cut_at is not None:
             if judgement.rotten:
                 self.disk.publish(witness_name(self.directory, judgement.synced_end), [])
-            self._cut(judgement.cut_at, judgement.why)
+            self.findings += self.cut(judgement.cut_at, judgement.why, DamageVerdict.TORN)
         state = self._state(judgement.synced_end)
         for each in state.segments:
             if each.end > judgement.synced_end:
@@ -261,9 +255,6 @@ class LogRecovery(LogWalk):
 
     def _note_rot(self, damage: Damage) -> None:
         self.findings.append(Finding(self.directory, DamageVerdict.ROTTEN, damage))
-
-    def _cut(self, cut_at: int, why: str) -> None:
-        self.findings += self.cut(cut_at, why, DamageVerdict.TORN)
 
     def cut(self, cut_at: int, why: str, verdict: DamageVerdict) -> list[Finding]:
         """Copy everything from `cut_at` on to `aside/`, then truncate; the last segment first."""

@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import NamedTuple
 
-from fairway.errors import RemoteProtocolError, WrongDirectory
-from fairway.storage import message_log, record, replica_append, segment
+from fairway.errors import RemoteProtocolError
+from fairway.storage import log_copies, message_log, record, segment
 from fairway.storage.checkpoint import RotMark
 from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.log import Damaged, Log
 from fairway.storage.message_log import MessageLog
-from fairway.storage.record import BadRecord, Record, RecordHeader
+from fairway.storage.record import Record, RecordHeader
 from fairway.storage.segment import MISSING, STALE, Segment, SegmentScan, check_segment_header
 
 
@@ -44,27 +44,23 @@ def lost_ranges(
 ) -> list[tuple[int, int]]:
     """The messages in [first, end) that the disk has lost, as (first, count), in order. Costs nothing where nothing has
     rotted."""
-    spans = [(each.start, max(each.end, each.start + 1)) for each in rotten if each.log == message_log.DIRECTORY]
-    if not spans or first >= end:
+    marks = [each for each in rotten if each.log == message_log.DIRECTORY]
+    if not marks or first >= end:
         return []
     committed_end = messages.log.committed_end
     found: list[tuple[int, int]] = []
     at, above = first, 0  # the next sequence to explain, and the lowest position where it can lie
     for entry in messages.views.entries.entries(subject_id, max(first - 1, 0), committed_end):
-        if entry.first_sequence > at and _touches(spans, above, entry.position):
+        if entry.first_sequence > at and any(each.touches(above, entry.position) for each in marks):
             _add(found, at, min(entry.first_sequence, end))
         if entry.first_sequence >= end:
             return found
         if messages.is_damaged(entry.position) and is_wanted(entry):
             _add(found, max(entry.first_sequence, at), min(entry.end_sequence, end))
         at, above = max(at, entry.end_sequence), entry.position + entry.size
-    if at < end and _touches(spans, above, committed_end):
+    if at < end and any(each.touches(above, committed_end) for each in marks):
         _add(found, at, end)
     return found
-
-
-def _touches(spans: Iterable[tuple[int, int]], low: int, high: int) -> bool:
-    return any(start < high and low < end for start, end in spans)
 
 
 def _add(found: list[tuple[int, int]], first: int, end: int) -> None:
@@ -127,20 +123,12 @@ def end_of(log: Log, position: int) -> int:
         return later[0] if later else log.end
     if position < of.base + segment.HEADER_BYTES:
         return of.base + segment.HEADER_BYTES
-    header = _header_at(log, position)
+    header = log.header_at(position)
     if header is not None and header.end <= of.end:  # usually only the body is damaged, and a scan would read more
         is_sound = record.is_sound_body(log.read(header.body_at, header.body_bytes), header.body_crc)
         return position if is_sound else header.end
     seen = next(iter(SegmentScan(log.file(of), of.base, position, log.log_id, limit=of.end)), None)
     return position if seen is None or isinstance(seen, Record) else seen.end
-
-
-def _header_at(log: Log, position: int) -> RecordHeader | None:
-    """The header of the record at `position`, if it is sound."""
-    try:
-        return record.parse_header(log.read(position, record.HEADER_BYTES), 0, position, log.log_id)
-    except (Damaged, BadRecord, WrongDirectory):
-        return None
 
 
 def check(log: Log, span: DamagedRange, position: int, data: bytes) -> Patch:
@@ -154,10 +142,10 @@ def check(log: Log, span: DamagedRange, position: int, data: bytes) -> Patch:
         at = segment.HEADER_BYTES
     records: list[Record] = []
     while len(data) - at >= record.HEADER_BYTES:
-        size = replica_append.size_of(log, data, at, position + at)
+        size = log_copies.size_of(log, data, at, position + at)
         if at + size > len(data):
             break
-        records.append(replica_append.record_of(log, data, at, position + at))
+        records.append(log_copies.record_of(log, data, at, position + at))
         _check_same(log, records[-1].header)
         at += size
     if at == 0:
@@ -168,7 +156,7 @@ def check(log: Log, span: DamagedRange, position: int, data: bytes) -> Patch:
 def _check_same(log: Log, header: RecordHeader) -> None:
     """Compare with the lost record's header where that is still sound. A header of an earlier epoch was never part of
     the log."""
-    known = _header_at(log, header.position)
+    known = log.header_at(header.position)
     if known is not None and known.epoch >= header.epoch and known != header:
         raise RemoteProtocolError(f"another record than the one of {log.directory} came for {header.position}")
 
@@ -177,8 +165,7 @@ def left(marks: Iterable[RotMark], log: Log, start: int, end: int) -> list[RotMa
     """The marks that remain once [start, end) of a log is repaired."""
     found: list[RotMark] = []
     for mark in marks:
-        mark_end = max(mark.end, mark.start + 1)
-        if mark.log != log.directory or mark.start >= end or mark_end <= start:
+        if mark.log != log.directory or not mark.touches(start, end):
             found.append(mark)
             continue
         if mark.start < start:

@@ -7,19 +7,20 @@ it appends the master's bytes unchanged (`follow`), shows what the master has co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from fairway.errors import DiskFull, Misuse, Refused, StorageFault, invariant
 from fairway.runtime.disk import Disk
-from fairway.storage import log_copies, repair, replica_append
+from fairway.storage import log_copies, repair
 from fairway.storage.action_log import ActionLog, ActionView
-from fairway.storage.catch_up import CatchUp
 from fairway.storage.checkpoint import LogMark, RotMark
 from fairway.storage.flusher import Durability, OnDurable
 from fairway.storage.log import Damaged, Log, LogClock
 from fairway.storage.message_log import MessageLog
 from fairway.storage.open_store import RecoveredStore
 from fairway.storage.record import Record, RecordKind
+from fairway.storage.replica_directory import CatchUp
 
 
 class ReplicatedStore(ABC):
@@ -45,8 +46,6 @@ class ReplicatedStore(ABC):
         self._is_held = False
         self._logs: tuple[Log, Log] = (logs[0].log, logs[1].log)
         self._catch_up = CatchUp(disk, self._logs)
-        for log in self._logs:
-            log.flusher.on_synced = self._synced
 
     @abstractmethod
     def poison(self, fault: StorageFault) -> None:
@@ -95,7 +94,7 @@ class ReplicatedStore(ABC):
 
     def first_bases(self) -> tuple[int, int]:
         """Where messages and actions begin, after retention."""
-        return first_base(self.messages.log), first_base(self.actions.log)
+        return self.messages.log.first_base, self.actions.log.first_base
 
     def hold(self) -> None:
         """From now on commit only what is confirmed, except for what the last checkpoint covers. Call before anybody is
@@ -124,7 +123,7 @@ class ReplicatedStore(ABC):
         if self.fault is not None:
             raise self.fault
         of = self._logs[log]
-        header_bytes, records = replica_append.check(of, base, position, data)
+        header_bytes, records = log_copies.check(of, base, position, data)
         try:
             of.take([each.header for each in records], data, header_bytes, merged=self._catch_up.merges)
         except Refused as full:
@@ -180,19 +179,13 @@ class ReplicatedStore(ABC):
     def read_chunk(self, log: int, position: int, bytes_max: int) -> log_copies.SegmentChunk | None:
         """Whole synced records of one segment from `position` on, for a replica; the segment's header comes before the
         first. None: there is nothing yet. `Damaged`: this copy has no intact record there."""
-        try:
+        with self._noting(log, position):
             return log_copies.read_chunk(self._logs[log], position, bytes_max)
-        except Damaged as damaged:
-            self._note_met(log, position, damaged)
-            raise
 
     def read_warm_chunk(self, log: int, position: int, bytes_max: int) -> log_copies.SegmentChunk | None:
         """The same as far as memory holds it. None: memory does not, or there is nothing yet."""
-        try:
+        with self._noting(log, position):
             return log_copies.read_warm_chunk(self._logs[log], position, bytes_max)
-        except Damaged as damaged:
-            self._note_met(log, position, damaged)
-            raise
 
     def fetch_chunk(self, log: int, position: int, bytes_max: int, done: log_copies.ChunkRead) -> None:
         """The same off the loop, for synced bytes; then call `done` with the chunk or the error."""
@@ -204,9 +197,17 @@ class ReplicatedStore(ABC):
 
         log_copies.fetch_chunk(self._logs[log], position, bytes_max, fetched)
 
+    @contextmanager
+    def _noting(self, log: int, position: int) -> Iterator[None]:
+        try:
+            yield
+        except Damaged as damaged:
+            self._note_met(log, position, damaged)
+            raise
+
     def _note_met(self, log: int, position: int, damaged: Damaged) -> None:
         """Note the damage, unless retention deleted the bytes."""
-        if position >= first_base(self._logs[log]):
+        if position >= self._logs[log].first_base:
             self._note_rot(self._logs[log], damaged)
 
     def marks(self, log: int, positions: Iterable[int]) -> list[tuple[int, int]]:
@@ -233,12 +234,7 @@ class ReplicatedStore(ABC):
         self._catch_up.end(done)
 
 
-def first_base(log: Log) -> int:
-    """The position where the log begins."""
-    return log.segments[0].base if log.segments else log.end
-
-
 def mark(log: Log, end: int) -> LogMark:
     """The checkpoint's mark of a log that it covers up to `end`."""
     set_back_ms = {each.base: each.set_back_ms for each in log.segments if each.set_back_ms}
-    return LogMark(first_base(log), end, {each.base: each.newest_ms for each in log.segments}, set_back_ms)
+    return LogMark(log.first_base, end, {each.base: each.newest_ms for each in log.segments}, set_back_ms)

@@ -24,6 +24,7 @@ import enum
 import logging
 import struct
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from fairway import limits
@@ -108,20 +109,15 @@ def unpack(data: bytes) -> int | None:
 
 
 def _read(disk: Disk) -> int | None:
-    file = disk.open(FILE)
-    try:
+    with closing(disk.open(FILE)) as file:
         return unpack(file.read(0, FILE_BYTES))
-    finally:
-        file.close()
 
 
 def _record(disk: Disk, age_ms: int | None) -> None:
     """Write the file only if it changes: a start on a full disk need not write."""
-    try:
+    with suppress(NoSuchFile, RemoteProtocolError):
         if _read(disk) == age_ms:
             return
-    except (NoSuchFile, RemoteProtocolError):
-        pass
     disk.publish(FILE, [pack(age_ms)])
 
 

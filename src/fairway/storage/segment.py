@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fairway import limits
 from fairway.batch import checksum
 from fairway.errors import RemoteProtocolError, WrongDirectory
-from fairway.runtime.disk import File
+from fairway.runtime.disk import Disk, File
 from fairway.storage import record
 from fairway.storage.record import BadRecord, Record, RecordHeader
 
@@ -53,6 +53,11 @@ def base_of(name: str) -> int | None:
     if dot + suffix != SUFFIX or len(stem) != 20 or not (stem.isascii() and stem.isdigit()):
         return None
     return int(stem)
+
+
+def bases(disk: Disk, directory: str) -> list[int]:
+    """The bases of the segments in a directory, in order."""
+    return [base for name in disk.listing(directory) if (base := base_of(name)) is not None]
 
 
 def pack_header(log_id: int, base: int, epoch: int) -> bytes:

@@ -24,12 +24,12 @@ from fairway.storage.checkpoint import Checkpoint, RotMark
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.directory import DirectoryIdentity, remove_in_order
 from fairway.storage.flusher import Defer, Durability
-from fairway.storage.log import Damaged, Log, LogClock
+from fairway.storage.log import Damaged, Log, LogClock, LogSetup
 from fairway.storage.message_log import AppendReceipt, MessageLog, OnTaken
 from fairway.storage.open_store import RecoveredStore, recover
 from fairway.storage.record import RecordHeader
 from fairway.storage.recovery import Finding
-from fairway.storage.replicated_store import ReplicatedStore, first_base, mark
+from fairway.storage.replicated_store import ReplicatedStore, mark
 from fairway.storage.retention import AgeSource
 from fairway.storage.subjects import SubjectState
 
@@ -61,9 +61,11 @@ class Store(ReplicatedStore):
         opened: RecoveredStore,
         options: StoreOptions,
         defer: Defer,
-        names: NameStatements = tuple,
+        names: NameStatements,
+        action_view: ActionView | None,
+        keeps_from: Callable[[], int | None],
         *,
-        follows: bool = False,
+        follows: bool,
     ) -> None:
         self.identity: DirectoryIdentity = opened.identity
         self.findings: list[Finding] = opened.findings
@@ -86,38 +88,38 @@ class Store(ReplicatedStore):
         self.is_closed = False
         self._free_bytes = 0
         self._oldest = (-1, 0)  # of the newest segment of messages: its base, and the append time of its first record
-        self._action_view: ActionView | None = None
+        self._action_view = action_view
         self.on_fault: Callable[[StorageFault], None] = lambda _fault: None  # called once, with the fault that ends it
         self.on_actions: Callable[[], None] = lambda: None  # something was committed to the action log
-        self.keeps_from: Callable[[], int | None] = lambda: None  # lowest position of messages still needed, if any
+        self.keeps_from = keeps_from
         self.on_rot: Callable[[], None] = lambda: None  # a reader has found new damage
-        self.messages = MessageLog(
+        setup = LogSetup(
             disk,
             self.time,
+            options.segment_bytes,
+            defer,
+            options.durability if not follows else Durability.SYNC,
+            self.time.is_ahead,
+            on_progress=self._messages_progressed,
+            on_synced=self._synced,
+            on_cut=self._messages_undone,
+        )
+        self.messages = MessageLog(
+            setup,
             opened.messages,
             opened.views,
-            unsealed_from=opened.unsealed_from,
-            segment_bytes=options.segment_bytes,
-            defer=defer,
-            on_progress=self._messages_progressed,
-            on_damage=self._note_damage,
-            on_cut=self._messages_undone,
-            durability=options.durability if not follows else Durability.SYNC,
-            is_ahead=self.time.is_ahead,
+            opened.unsealed_from,
+            on_damage=lambda damaged: self._note_rot(self.messages.log, damaged),
         )
         self.messages.bound(options.subjects_max, options.streams_bytes_max)
-        self.actions = ActionLog(
-            disk,
-            self.action_time,
-            opened.actions,
+        setup = replace(
+            setup,
+            clock=self.action_time,
             segment_bytes=options.action_segment_bytes,
-            defer=defer,
             on_progress=self._actions_progressed,
             on_cut=self._actions_undone,
-            durability=options.durability if not follows else Durability.SYNC,
-            names=names,
-            is_ahead=self.time.is_ahead,
         )
+        self.actions = ActionLog(setup, opened.actions, names)
         super().__init__(disk, opened, (self.messages, self.actions), options.durability)
         self._rotten = [each for each in opened.rotten if not self._is_mended(each)]
         self._follow(follows)
@@ -133,6 +135,7 @@ class Store(ReplicatedStore):
         options: StoreOptions | None = None,
         action_view: ActionView | None = None,
         names: NameStatements = tuple,
+        keeps_from: Callable[[], int | None] = lambda: None,
         follows: bool = False,
         adopt: DirectoryIdentity | None = None,
         epoch: int | None = None,
@@ -140,15 +143,16 @@ class Store(ReplicatedStore):
     ) -> Store:
         """Lock the directory, recover, and begin `epoch` or the next one. A foreign directory is left untouched.
 
-        `names`: names that actions use; each segment of the action log repeats them. A replica (`follows`) begins no
-        epoch. `adopt`: the log ids for a new directory. `opened`: the result of `recover` with the same `action_view`.
+        `names`: names that actions use; each segment of the action log repeats them. `keeps_from`: the lowest position
+        of messages that somebody still needs, if any. A replica (`follows`) begins no epoch. `adopt`: the log ids for a
+        new directory. `opened`: the result of `recover` with the same `action_view`.
         """
         opened = opened or recover(disk, rng, action_view, adopt)
         chosen = options or StoreOptions()
         policy, warnings = retention.settle(disk, chosen.retention, chosen.age_source, is_new=opened.is_new)
         opened.remarks += warnings
-        store = cls(disk, clock, opened, replace(chosen, retention=policy), defer, names, follows=follows)
-        store._action_view = action_view
+        chosen = replace(chosen, retention=policy)
+        store = cls(disk, clock, opened, chosen, defer, names, action_view, keeps_from, follows=follows)
         disk.watch(store.poison)
         try:
             if follows:
@@ -228,7 +232,7 @@ class Store(ReplicatedStore):
         where the log could not rebuild the groups."""
         if self.is_view_stale:
             return
-        if first_base(self.actions.log) > 0 and not self._action_retention.pictures:
+        if self.actions.log.first_base > 0 and not self._action_retention.pictures:
             raise Refused(Code.DAMAGED, "actions before these were let go of: what they made could not be made again")
         if self._checkpointing:
             raise Refused(Code.BUSY, "a checkpoint is being written: mend a little later", retry_after_ms=100)
@@ -370,9 +374,6 @@ class Store(ReplicatedStore):
             self._free_bytes = self._disk.free_bytes()
         return self._free_bytes
 
-    def _note_damage(self, damaged: Damaged) -> None:
-        self._note_rot(self.messages.log, damaged)
-
     def _note_rot(self, log: Log, damaged: Damaged) -> None:
         mark = RotMark(log.directory, damaged.position, repair.end_of(log, damaged.position), str(damaged))
         if mark not in self._rotten:
@@ -428,7 +429,7 @@ class Store(ReplicatedStore):
         view = self._action_view
         if view is None or self.is_view_stale:
             return None
-        return view if not self.follows or view.is_whole(first_base(self.actions.log)) else None
+        return view if not self.follows or view.is_whole(self.actions.log.first_base) else None
 
     def _picture(self) -> Checkpoint:
         """The next checkpoint: views of messages at the settled end, the view of actions as it is now."""
@@ -479,7 +480,7 @@ class Store(ReplicatedStore):
         log = self.actions.log
         if self._options.keeps_actions and not self.follows and not self.is_view_stale:
             covered_end = min(written.actions.end, log.synced_end, log.committed_end)
-            messages_base = first_base(self.messages.log)
+            messages_base = self.messages.log.first_base
             for base in self._action_retention.droppable(log.segments, messages_base, covered_end):
                 self._drop_actions(base, written.number)
         elif not self._options.keeps_actions and self._action_view is not None and not self.is_view_stale:
@@ -497,8 +498,8 @@ class Store(ReplicatedStore):
         log = self.actions.log
         log.drop(base)
         self._doomed_actions.append((base, number + limits.CHECKPOINTS_KEPT))
-        self._action_retention.forget_below(first_base(log))
-        self._rotten = repair.left(self._rotten, log, 0, first_base(log))
+        self._action_retention.forget_below(log.first_base)
+        self._rotten = repair.left(self._rotten, log, 0, log.first_base)
 
     def _checkpoint_ended(self, fault: FairwayError | None = None) -> None:
         if isinstance(fault, StorageFault):
@@ -535,9 +536,9 @@ class Store(ReplicatedStore):
         log = self.messages.log
         log.drop(base)
         self.messages.views.entries.forget(base)
-        self.messages.views.subjects.forget_removed(first_base(log))
+        self.messages.views.subjects.forget_removed(log.first_base)
         self._doomed.append(base)
-        self._rotten = repair.left(self._rotten, log, 0, first_base(log))
+        self._rotten = repair.left(self._rotten, log, 0, log.first_base)
 
     def retain(self, owed_from: int | None = None) -> retention.RetentionPlan:
         """Drop the segments that the policy allows: for readers at once, on disk after the next checkpoint."""

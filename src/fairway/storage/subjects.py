@@ -113,11 +113,6 @@ class SubjectTable:
         start = max(self._sequence_floor, lost)
         return self._add(SubjectState(self._next_id, name, start, born_at, start=start))
 
-    def _add_stated(self, subject_id: int, name: Subject | None, next_sequence: int, born_at: int) -> SubjectState:
-        if name is None:
-            return self._add_nameless(subject_id, next_sequence, born_at)
-        return self._add(SubjectState(subject_id, name, next_sequence, born_at))
-
     def _add_nameless(self, subject_id: int, next_sequence: int, born_at: int) -> SubjectState:
         """Add a subject whose name is lost to rot: its messages stay readable under a name that says so."""
         return self._add(SubjectState(subject_id, self._free_name(subject_id), next_sequence, born_at, nameless=True))
@@ -242,7 +237,11 @@ class SubjectTable:
             if known is None and subject_id in self._removed:
                 continue  # a repaired record from before the removal
             if known is None:
-                known = self._add_stated(subject_id, name, next_sequence, position)
+                known = (
+                    self._add_nameless(subject_id, next_sequence, position)
+                    if name is None
+                    else self._add(SubjectState(subject_id, name, next_sequence, position))
+                )
             elif known.nameless and name is not None:
                 del self._by_name[known.name]
                 removed_end = known.removed_end

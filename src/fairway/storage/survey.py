@@ -19,12 +19,14 @@ file meanwhile, the survey starts again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from fairway import limits
 from fairway.errors import NoSuchFile, RemoteProtocolError, WrongDirectory
 from fairway.runtime.disk import TEMPORARY, Disk
-from fairway.storage import action_log, catch_up, directory, index_file, message_log, reset_replica, segment, subjects
+from fairway.storage import action_log, directory, index_file, message_log, replica_directory, segment, subjects
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage.checkpoint import Checkpoint, RotMark
 from fairway.storage.dedupe import DedupeWindow
@@ -32,7 +34,6 @@ from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.index_file import ENTRY, ENTRY_BYTES
 from fairway.storage.open_store import marks_of
 from fairway.storage.record import Record, RecordHeader
-from fairway.storage.record_counts import ActionTally, Entries, MessageTally
 from fairway.storage.recovery import ASIDE, Judgement, LogWalk
 from fairway.storage.segment import Damage
 from fairway.storage.survey_report import (
@@ -40,11 +41,14 @@ from fairway.storage.survey_report import (
     ROTTEN,
     SHAPE,
     TORN,
+    ActionTally,
     AsideReport,
     CheckpointReport,
     DamageReport,
     DirectorySurvey,
+    Entries,
     FlawReport,
+    MessageTally,
     SegmentReport,
     SubjectReport,
 )
@@ -90,13 +94,10 @@ class IndexAudit:
             self.remarks.append(f"{name} is {of.index}: the next start makes it again from its segment")
 
     def _read(self, base: int, *, whole: bool) -> _Index:
-        file = self._disk.open(index_file.file_name(base))
-        try:
+        with closing(self._disk.open(index_file.file_name(base))) as file:
             covered_end, runs = index_file.read_directory(file, self._log_id, base)
             wanted = runs if whole else {}
             return _Index(covered_end, {each: index_file.read_run(file, run) for each, run in wanted.items()})
-        finally:
-            file.close()
 
 
 def _contradiction(index: _Index, entries: Entries, end: int, lost: list[Damage]) -> str | None:
@@ -226,6 +227,7 @@ class _Meter:
         self._progress(self.total, self.total)
 
 
+@dataclass(kw_only=True)
 class _MeteredWalk(LogWalk):
     """A walk that reports its progress to a meter."""
 
@@ -320,9 +322,9 @@ class _DirectoryLook:
             log_id,
             first_base=mark.first_base,
             vouched_end=mark.end,
-            believed_end=catch_up.read(self._disk).get(log),
+            believed_end=replica_directory.read_catch_up(self._disk).get(log),
+            meter=self._meter,
         )
-        walk.meter = self._meter
         walk.measure()
         self._meter.total += sum(walk.sizes.values())
         return walk
@@ -348,8 +350,7 @@ class _DirectoryLook:
     def _damage(self, walk: LogWalk, verdict: str, damage: Damage, names: dict[int, str]) -> DamageReport:
         base = max((each for each in walk.sizes if each <= damage.start), default=walk.first_base)
         is_known = any(
-            mark.log == walk.directory and mark.start < damage.end and damage.start < max(mark.end, mark.start + 1)
-            for mark in self._known_rot
+            mark.log == walk.directory and mark.touches(damage.start, damage.end) for mark in self._known_rot
         )
         found = DamageReport(
             walk.directory,
@@ -369,9 +370,8 @@ class _DirectoryLook:
     def _aside(self) -> list[AsideReport]:
         found = []
         for name in self._disk.listing(ASIDE):
-            file = self._disk.open(f"{ASIDE}/{name}")
-            found.append(AsideReport(f"{ASIDE}/{name}", file.size))
-            file.close()
+            with closing(self._disk.open(f"{ASIDE}/{name}")) as file:
+                found.append(AsideReport(f"{ASIDE}/{name}", file.size))
         return found
 
     def _leftovers(self, messages: LogWalk) -> list[str]:
@@ -382,8 +382,8 @@ class _DirectoryLook:
         expired = [
             segment.file_name(log, base)
             for log, mark in marks_of(self._disk, self._checkpoints.newest).items()
-            for name in self._disk.listing(log)
-            if (base := segment.base_of(name)) is not None and base < mark.first_base
+            for base in segment.bases(self._disk, log)
+            if base < mark.first_base
         ]
         return [f"{name} is left over from retention and is not read" for name in expired + orphans]
 
@@ -391,8 +391,8 @@ class _DirectoryLook:
         """Changes of a copy that are under way."""
         names = self._disk.listing("")
         said = {
-            catch_up.FILE: "this copy is catching up with its master: what is damaged at its end is torn",
-            reset_replica.FILE: "this copy is being begun anew: the next start finishes that",
+            directory.CATCHING_UP: "this copy is catching up with its master: what is damaged at its end is torn",
+            directory.WIPING: "this copy is being begun anew: the next start finishes that",
             directory.INSTALLING: "this copy is being begun anew with its master's files: the next start finishes that",
         }
         return [sentence for name, sentence in said.items() if name in names]

@@ -11,8 +11,7 @@
 The broker opens no port, starts no thread and writes no file, and only virtual time passes: three days cost as much as
 the events in them. pytest finds the fixture `fairway_broker` by itself.
 
-memory_broker     `MemoryBroker`, its clock, and the clients that it makes
-expiring_store    a store in memory for `fairway.ExpiringInbox`
+memory_broker     `MemoryBroker`, its clock, and the clients that it makes; a store for `fairway.ExpiringInbox`
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ if numpy_or_none() is None:
         "fairway.testing runs a broker, which needs numpy: pip install 'fairway[server]'", name="numpy"
     )
 
-from fairway.testing.expiring_store import AsyncMemoryStore, MemoryStore
-from fairway.testing.memory_broker import MemoryBroker, StillWaiting, VirtualClock
+from fairway.testing.memory_broker import AsyncMemoryStore, MemoryBroker, MemoryStore, StillWaiting, VirtualClock
 
 __all__ = ["AsyncMemoryStore", "MemoryBroker", "MemoryStore", "StillWaiting", "VirtualClock"]

@@ -1,4 +1,4 @@
-"""A broker in memory, its clock, and its clients.
+"""A broker in memory, its clock, and its clients; and a store in memory for `fairway.ExpiringInbox`.
 
 The broker is the same code that `fairway up` runs, on the simulated disk and net of `fairway.simulation`. So
 retries, leases, dead letters, delayed messages and restarts are those of production, and the same seed gives the same
@@ -19,12 +19,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from fairway.broker.consume import LEASE_MS
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.client.aio.client import AioClient
 from fairway.client.core import ClientOptions, Goal
+from fairway.client.idempotence import ClaimState
 from fairway.client.sync.client import Client
 from fairway.client.url import BrokerAddress
 from fairway.delay.engine import DelayOptions
@@ -32,6 +33,7 @@ from fairway.delay.service import Delay, DelayWorld
 from fairway.errors import FairwayError, Misuse
 from fairway.limits import KIB, MIB
 from fairway.protocol import ConnectionOptions
+from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.loop_link import LoopLink
 from fairway.scheduling import SchedulerOptions
 from fairway.serving.memory_plan import MemoryAccount
@@ -42,16 +44,13 @@ from fairway.storage.store import StoreOptions
 if TYPE_CHECKING:
     from fairway.client.app import App, Listener
     from fairway.client.sync.consumer import Consumer
-    from fairway.client.url import BrokerAddress
     from fairway.protocol.delivery import Message
     from fairway.protocol.line import Line
-    from fairway.runtime.clock import Clock
     from fairway.runtime.net import Net
     from fairway.runtime.threaded_link import Link
     from fairway.scheduling import Actor, Expiry, TurnResult
     from fairway.serving.delay_port import DelayRequest
     from fairway.serving.metrics import MetricsText
-    from fairway.simulation.simulation import Simulation
 
 
 FOR_EVER_S = 600.0  # virtual; longer than any lease, backoff or heartbeat that could end a wait by itself
@@ -407,3 +406,55 @@ def _small(options: DelayOptions) -> DelayOptions:
         housekeeping_ms=_HOUR_MS,
         store=replace(options.store, segment_bytes=MIB, action_segment_bytes=256 * KIB, low_water_bytes=0),
     )
+
+
+class _ExpiringEntry(NamedTuple):
+    holder: str | None  # None: done
+    until_ns: int
+
+
+class MemoryStore:
+    """An `ExpiringStore` for handlers that are plain functions. Several inboxes may share a store, as with Redis."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or RealClock()
+        self._entries: dict[str, _ExpiringEntry] = {}
+
+    def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
+        now_ns = self._clock.monotonic_ns()
+        mine = _ExpiringEntry(holder, now_ns + hold_ms * 1_000_000)
+        found = self._entries.setdefault(key, mine)  # atomic among threads
+        if found is mine:
+            return ClaimState.MINE
+        if found.until_ns <= now_ns:
+            self._remove(key, found)
+            return self.claim(key, holder, hold_ms)
+        return ClaimState.DONE if found.holder is None else ClaimState.BUSY
+
+    def finish(self, key: str, keep_ms: int) -> None:
+        self._entries[key] = _ExpiringEntry(None, self._clock.monotonic_ns() + keep_ms * 1_000_000)
+
+    def drop(self, key: str, holder: str) -> None:
+        found = self._entries.get(key)
+        if found is not None and found.holder == holder:
+            self._remove(key, found)
+
+    def _remove(self, key: str, entry: _ExpiringEntry) -> None:
+        if self._entries.get(key) is entry:
+            self._entries.pop(key, None)
+
+
+class AsyncMemoryStore:
+    """An `AsyncExpiringStore`, for `async def` handlers."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._store = MemoryStore(clock)
+
+    async def claim(self, key: str, holder: str, hold_ms: int) -> ClaimState:
+        return self._store.claim(key, holder, hold_ms)
+
+    async def finish(self, key: str, keep_ms: int) -> None:
+        self._store.finish(key, keep_ms)
+
+    async def drop(self, key: str, holder: str) -> None:
+        self._store.drop(key, holder)

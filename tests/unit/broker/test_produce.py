@@ -9,8 +9,8 @@ from fairway import batch, limits
 from fairway.broker.server import Broker, BrokerWorld
 from fairway.errors import Code
 from fairway.protocol import messages as m
-from fairway.runtime.threads import SimPool
 from tests.support.client import Client, ConnectionEnded
+from tests.support.threads import SimPool
 from tests.unit.broker.scene import BROKER, SUBJECT, Scene, options_of, refused
 
 LARGE = b"x" * (limits.CHECK_ON_LOOP_BYTES_MAX + 1)

@@ -25,11 +25,11 @@ from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.replication.copies import CopyOptions, CopyRuntime
-from fairway.runtime.threads import SimRunner
 from fairway.simulation.disk import SimDisk
 from fairway.simulation.registry import SimEnsemble
 from fairway.simulation.registry_client import SimRegistry
 from tests.support.client import Client
+from tests.support.threads import SimRunner
 from tests.unit.delay.helpers import OPTIONS
 from tests.unit.delay.scene import PORT, Machine, Scene
 

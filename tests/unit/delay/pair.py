@@ -18,7 +18,7 @@ from fairway.delay.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
 from fairway.runtime.clock import SimClock
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from fairway.storage import directory, record, truncation
+from fairway.storage import directory, record, replica_directory
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
 from tests.unit.delay.helpers import OPTIONS, SimBroker, Surroundings
@@ -270,7 +270,7 @@ class Pair(Surroundings):
             assert ends[0] >= self.copy.engine.derived_end
             self.cuts += 1
             self.copy.abandon()
-            truncation.cut(self.copy.disk, *ends)
+            replica_directory.cut(self.copy.disk, *ends)
             self.copy.disk.close()
             self.copy.end(SimDisk.crash_process)
             self.copy.open()

@@ -15,7 +15,7 @@ from fairway.lookup.registries import RemoteRegistry
 from fairway.meta.server import MetaOptions, MetaServer, MetaWorld
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.replication.copies import CopyOptions, CopyRuntime
-from fairway.runtime.blocking_connection import Address
+from fairway.runtime.net import Address
 from fairway.runtime.threads import ThreadRunner
 from tests.support.client import Client
 from tests.unit.delay.helpers import DAY_MS, OPTIONS

@@ -20,8 +20,8 @@ import pytest
 
 from fairway.errors import DirectoryLocked, DiskFull, Misuse, NoSuchFile, ReadOnlyDisk, StorageFault
 from fairway.runtime.directory_writer import InlineCommits
+from fairway.runtime.file_system import RealFile, fault
 from fairway.runtime.real_disk import POINTS, RealDisk
-from fairway.runtime.real_file import RealFile, fault
 from tests.unit.runtime.inline_commits import AlwaysInline, NeverInline
 
 WAIT_S = 30

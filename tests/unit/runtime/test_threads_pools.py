@@ -9,7 +9,8 @@ import pytest
 
 from fairway.errors import StorageFault
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.threads import SimRunner, ThreadRunner
+from fairway.runtime.threads import ThreadRunner
+from tests.support.threads import SimRunner
 
 
 def test_the_loop_goes_on_while_a_job_blocks() -> None:

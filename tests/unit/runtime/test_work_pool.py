@@ -9,8 +9,9 @@ from functools import partial
 import pytest
 
 from fairway.runtime.rng import SeededRng
-from fairway.runtime.threads import SimPool, ThreadPool
+from fairway.runtime.threads import ThreadPool
 from fairway.simulation.simulation import Simulation
+from tests.support.threads import SimPool
 
 
 def test_the_loop_goes_on_while_a_job_runs_and_done_comes_back_to_it() -> None:

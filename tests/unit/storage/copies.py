@@ -12,7 +12,7 @@ from fairway.limits import GIB
 from fairway.names import Subject
 from fairway.simulation.disk import SimDisk
 from fairway.simulation.simulation import Simulation
-from fairway.storage import truncation
+from fairway.storage import replica_directory
 from fairway.storage.action_log import Action
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.message_log import AppendReceipt
@@ -75,7 +75,7 @@ class Side:
     def cut(self, messages_at: int, actions_at: int) -> None:
         """Abandon, cut, open again as a copy."""
         self.abandon()
-        truncation.cut(self.disk, messages_at, actions_at)
+        replica_directory.cut(self.disk, messages_at, actions_at)
         self.open(follows=True)
 
 

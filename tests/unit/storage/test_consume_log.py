@@ -86,15 +86,6 @@ def test_by_time(entries: ConsumeLog) -> None:
         assert entries.sequence_at(1, each.appended_ms, each.position) is None
 
 
-def test_by_id(entries: ConsumeLog) -> None:
-    for producer_sequence in (0, 2, 31, 59):
-        found = entries.find_id(1, 1, producer_sequence, EVERYTHING)
-        assert found is not None
-        assert found.first_sequence == producer_sequence // 3 * 3
-    assert entries.find_id(1, 1, 60, EVERYTHING) is None
-    assert entries.find_id(1, 2, 0, EVERYTHING) is None
-
-
 def test_the_oldest_sequence(entries: ConsumeLog) -> None:
     assert entries.first_sequence(1) == 0
     assert entries.first_sequence(99) is None

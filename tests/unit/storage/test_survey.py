@@ -14,8 +14,8 @@ import pytest
 
 from fairway.batch import checksum
 from fairway.errors import FairwayError, NoSuchFile, WrongDirectory
+from fairway.runtime.file_system import RealFile
 from fairway.runtime.real_disk import RealDisk
-from fairway.runtime.real_file import RealFile
 from fairway.storage import checkpoint as checkpoints
 from fairway.storage import directory, index_file, record, segment, subjects
 from fairway.storage.record import Record, RecordKind

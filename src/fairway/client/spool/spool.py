@@ -41,9 +41,9 @@ from fairway.protocol.line import NS_PER_MS
 from fairway.protocol.receipts import SpoolBatchReceipt
 from fairway.protocol.spool_port import Buffer, Handed, SendPath
 from fairway.runtime.clock import Clock
-from fairway.runtime.host import can_serve
+from fairway.runtime.host import Ending, can_serve
 from fairway.runtime.rng import Rng
-from fairway.runtime.signals import Ending, Workers
+from fairway.runtime.threads import Workers
 
 if TYPE_CHECKING:
     from fairway.client.core import ClientCore

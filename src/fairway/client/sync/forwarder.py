@@ -33,8 +33,7 @@ from fairway.client.forwarder_buffer import (
 from fairway.client.sync.client import Client
 from fairway.errors import BufferFull, Misuse
 from fairway.runtime.clock import RealClock
-from fairway.runtime.signals import Workers
-from fairway.runtime.threads import ConditionVariable
+from fairway.runtime.threads import ConditionVariable, Workers
 
 STOP_S = 30.0  # wait so long until the accepted items are sent on
 KEEP_S = 10.0  # after that, wait so long until the rest is in the journal

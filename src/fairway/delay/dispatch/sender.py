@@ -48,10 +48,9 @@ from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Ask, Line, ReconnectOptions, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produce, Produced
 from fairway.protocol.resend import BacklogBatch, BacklogWindow, SendOutcome, outcome_of, receipt_of
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
-from fairway.runtime.net import Net
+from fairway.runtime.net import Address, Net
 from fairway.runtime.rng import Rng
 
 _REFUSED_BYTES_MAX = 4 * limits.DELAY_OUTSTANDING_BYTES_MAX  # above it they count, too: memory comes first

@@ -20,10 +20,9 @@ from fairway.names import Subject
 from fairway.protocol import ConnectionOptions
 from fairway.protocol.line import Line, ReconnectOptions
 from fairway.protocol.route_messages import ClientRole, GroupRoute
-from fairway.runtime.blocking_connection import Address
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
-from fairway.runtime.net import Net
+from fairway.runtime.net import Address, Net
 from fairway.runtime.rng import Rng
 
 _KEPT_NS = 5_000_000_000  # a subject stays at least this long: time for the answer, and for sending what is due

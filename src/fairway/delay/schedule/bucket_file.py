@@ -254,13 +254,9 @@ class BucketFile:
 
     def parse_record(self, data: bytes, offset: int, position: int) -> Record:
         try:
-            header = record.parse_header(data, offset, position, self.log_id)
-            body_at = offset + record.HEADER_BYTES
-            body = data[body_at : body_at + header.body_bytes]
-            record.check_body(header, body)
+            return record.parse(data, offset, position, self.log_id)
         except BadRecord as bad:
             raise Damaged(position, bad.why) from bad
-        return Record(header, body)
 
     def fetch(self, position: int, size: int, done: ReadCompletion) -> None:
         """Read bytes of the bucket off the loop."""

@@ -19,8 +19,8 @@ from fairway.errors import Code, FairwayError, Refused
 from fairway.limits import PENDING_PAGE_MAX
 from fairway.protocol.delay_messages import Chronicle, History, HistoryPage, PastEvent, PastKind
 from fairway.protocol.messages import Whence
-from fairway.runtime.blocking_connection import spare_the_collector
 from fairway.runtime.clock import RealClock
+from fairway.runtime.host import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient
 from fairway.spark.events.frames import arrow_schema
 from fairway.spark.frames import Columns, repeated, times

@@ -18,7 +18,7 @@ from fairway.client.action_log_reader import Answer, AskNames, NameResolver, Res
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.protocol.admin_messages import Depth, Describe, Described, Index, Indexed, Named, Names, Retrace, Retraced
 from fairway.protocol.messages import Whence
-from fairway.runtime.blocking_connection import spare_the_collector
+from fairway.runtime.host import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
 from fairway.spark.events.frames import ActionFramer, EventFilter, produced
 from fairway.spark.frames import Columns

@@ -25,8 +25,8 @@ from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.admin_messages import Depth, GroupDescription
 from fairway.redaction import without_password
-from fairway.runtime.blocking_connection import BlockingConnection, WireCut
 from fairway.runtime.clock import RealClock
+from fairway.runtime.net import BlockingConnection, WireCut
 from fairway.spark.jobs.server_status import described, waiting_in
 from fairway.spark.options import hint, is_meant, is_pattern
 from fairway.spark.server_groups import DELAY, ServerGroups, broker_places, caller_to

@@ -9,7 +9,7 @@ import pytest
 from fairway.errors import Misuse, WrongDirectory
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimulatedPowerCut
-from fairway.storage import catch_up, directory, reset_replica, truncation
+from fairway.storage import directory, replica_directory
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.recovery import DamageVerdict
 from fairway.storage.store import Store
@@ -72,7 +72,7 @@ def test_a_deposed_master_is_cut_back_to_where_the_histories_part() -> None:
         ends = _shared_ends(pair.copy.store, pair.master.store)
         assert all(end < own for end, own in zip(ends, pair.copy.store.ends(), strict=True))
         pair.copy.abandon()
-        findings = truncation.cut(pair.copy.disk, *ends)
+        findings = replica_directory.cut(pair.copy.disk, *ends)
         assert {each.verdict for each in findings} == {DamageVerdict.PARTED}
         kept = {each.aside: each.damage for each in findings}
         assert all(name is not None and name in names(pair.copy.disk, "aside") for name in kept)
@@ -141,7 +141,7 @@ def test_a_cut_can_be_killed_at_every_step() -> None:
         made.copy.abandon()
         return made
 
-    assert _at_every_step(begin, lambda copy: truncation.cut(copy.disk, *ends)) > 10
+    assert _at_every_step(begin, lambda copy: replica_directory.cut(copy.disk, *ends)) > 10
 
 
 def test_what_recovery_wrote_down_is_lowered_by_a_cut() -> None:
@@ -150,7 +150,7 @@ def test_what_recovery_wrote_down_is_lowered_by_a_cut() -> None:
         end = pair.copy.store.ends()[0]
         pair.copy.abandon()
         pair.copy.disk.publish(f"messages/{end:020d}.synced", [])
-        truncation.cut(pair.copy.disk, *ends)
+        replica_directory.cut(pair.copy.disk, *ends)
         store = pair.copy.open(follows=True)
         assert (store.findings, store.ends()) == ([], ends)
 
@@ -160,7 +160,7 @@ def test_what_recovery_wrote_down_is_lowered_by_a_cut() -> None:
 
 def _wiped(pair: Pair, copy: Side) -> list[str]:
     store = pair.master.store
-    return reset_replica.wipe(copy.disk, SeededRng("wipe"), store.identity, *store.first_bases())
+    return replica_directory.wipe(copy.disk, SeededRng("wipe"), store.identity, *store.first_bases())
 
 
 def _retained() -> Pair:
@@ -249,7 +249,7 @@ def test_a_new_directory_can_begin_anywhere_and_be_killed() -> None:
 
 def test_a_damaged_plan_is_not_guessed_at() -> None:
     with _retained() as pair:
-        pair.copy.disk.publish(reset_replica.FILE, [b"?" * reset_replica.FILE_BYTES])
+        pair.copy.disk.publish(directory.WIPING, [b"?" * replica_directory.RESET_BYTES])
         with pytest.raises(WrongDirectory, match="empty directory"):
             pair.copy.open(follows=True)
 
@@ -273,7 +273,7 @@ def test_a_copy_that_catches_up_syncs_less_often() -> None:
             pair.pass_on(bytes_max=1 << 20)
             pair.wait()
             if catches_up:
-                assert catch_up.FILE in pair.copy.disk.listing("")
+                assert directory.CATCHING_UP in pair.copy.disk.listing("")
                 told: list[object] = []
                 pair.copy.store.end_catch_up(told.append)
                 with pytest.raises(Misuse, match="has not ended"):
@@ -282,7 +282,7 @@ def test_a_copy_that_catches_up_syncs_less_often() -> None:
                     pair.copy.store.lead(9)
                 pair.wait()
                 assert told == [None]
-                assert catch_up.FILE not in pair.copy.disk.listing("")
+                assert directory.CATCHING_UP not in pair.copy.disk.listing("")
             pair.settle()
             _same(pair)
             syncs.append(pair.copy.store.messages.log.flusher.syncs)
@@ -306,7 +306,7 @@ def test_a_crash_while_catching_up_is_never_rot(ends: bool) -> None:
             assert [each.verdict for each in before.damages if each.verdict != "torn"] == []
             store = pair.copy.open(follows=True, adopt=pair.master.store.identity)
             verdicts |= {each.verdict for each in store.findings}
-            assert catch_up.FILE not in pair.copy.disk.listing("")
+            assert directory.CATCHING_UP not in pair.copy.disk.listing("")
             pair.settle()
             _same(pair)
     assert verdicts == {DamageVerdict.TORN}
@@ -343,8 +343,8 @@ def test_rot_below_where_it_began_is_still_rot() -> None:
 
 def test_a_damaged_file_vouches_for_nothing() -> None:
     with _behind("damaged") as pair:
-        pair.copy.disk.publish(catch_up.FILE, [b"?"])
-        assert catch_up.read(pair.copy.disk) == {"messages": 0, "actions": 0}
+        pair.copy.disk.publish(directory.CATCHING_UP, [b"?"])
+        assert replica_directory.read_catch_up(pair.copy.disk) == {"messages": 0, "actions": 0}
 
 
 def test_a_cut_lowers_what_a_catch_up_states() -> None:

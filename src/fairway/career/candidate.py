@@ -19,7 +19,7 @@ from typing import Any
 
 from fairway.career.career import AioCareer, Career, checked, name_of
 from fairway.career.election import FOLDER, Election
-from fairway.career.state_machine import CareerStateMachine, Confirmation, Duty, Hold, InHand, Wish
+from fairway.career.state_machine import CareerStateMachine, Confirmation, Duty, Hold, InHand, Intention
 from fairway.career.zookeeper_election import SESSION_MS, ZooKeeperElection
 from fairway.errors import Deposed, Misuse
 from fairway.names import GroupName
@@ -55,7 +55,7 @@ class Leadership:
 
     def step_down(self) -> None:
         """Hand over when this `execute` has ended, so that another candidate has a turn."""
-        self._core.ask(Wish.YIELD, self.token)
+        self._core.ask(Intention.YIELD, self.token)
 
 
 class CandidateCore:
@@ -136,11 +136,11 @@ class CandidateCore:
         why = {Hold.HELD: "it is to step down", Hold.SUSPENDED: "the session is suspended"}
         raise Deposed(self.name, token, why.get(hold, "the office is lost"))
 
-    def ask(self, wish: Wish, token: int | None = None) -> None:
+    def ask(self, intention: Intention, token: int | None = None) -> None:
         """Ask to yield or to end; with a token, only if that term still lasts."""
         with self._lock:
             if token is None or token == self._state_machine.token:
-                self._state_machine.ask(wish)
+                self._state_machine.ask(intention)
         self._ring()
 
     # --- for the candidate -------------------------------------------------------------------------------------------
@@ -194,12 +194,12 @@ class CandidateCore:
 
     def _end(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        self._state_machine.ask(Wish.END)
+        self._state_machine.ask(Intention.END)
 
     def _now_ns(self) -> int:
         """The time. Reading the time also notices a request to end."""
         if self._ending.is_asked:
-            self._state_machine.ask(Wish.END)
+            self._state_machine.ask(Intention.END)
         return self._clock.monotonic_ns()
 
 

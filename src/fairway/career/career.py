@@ -13,8 +13,8 @@ transaction as its effect (`fairway.sql.Fence`), and the fence refuses a deposed
 a process may be paused between any check and its effect.
 
 `in_hand` says what happens to the work in hand when the leadership is suspended or about to end while `execute` runs.
-"finish": the work is finished, since a fence protects its effect, and the next leader waits. "abort": the work is
-aborted, and the leadership changes at once. This is right for work in one transaction. A plain function cannot be
+With "finish" the work is finished, since a fence protects its effect, and the next leader waits. With "abort" the work
+is aborted, and the leadership changes at once; this is right for work in one transaction. A plain function cannot be
 interrupted: it calls `self.leadership.check()` where it can stop, and that raises `Deposed`. A coroutine is cancelled.
 
 If a part raises an error, the candidate hands over and resigns, and `elect` raises the error. `Deposed` is not such an

@@ -1,6 +1,6 @@
 """State machine of a candidate: the next duty, from a table. It has no clock, no I/O and no thread.
 
-A candidate is in one phase. Its hold on the leadership is HELD, SUSPENDED or LOST, and it wishes to stay or to go:
+A candidate is in one phase. Its hold on the leadership is HELD, SUSPENDED or LOST, and it intends to stay or to go:
 
     OUT ──campaign──► CAMPAIGNING ──elected──► ELECT ──inaugurate──► IN_OFFICE ⟲ execute
      ▲                                           │                       │
@@ -48,8 +48,8 @@ class Hold(enum.Enum):
     LOST = "lost"
 
 
-class Wish(enum.IntEnum):
-    """A later wish overrides an earlier one."""
+class Intention(enum.IntEnum):
+    """A later intention overrides an earlier one."""
 
     STAY = 0
     YIELD = 1  # hand over, and campaign again at the end of the queue
@@ -68,7 +68,7 @@ class Duty(enum.Enum):
     END = "end"
 
 
-# Candidates without leadership: by phase, and whether the wish is to end.
+# Candidates without leadership: by phase, and whether the intention is to end.
 _OUTSIDE: Final[dict[tuple[Phase, bool], Duty]] = {
     (Phase.OUT, False): Duty.CAMPAIGN,
     (Phase.OUT, True): Duty.END,
@@ -80,8 +80,8 @@ _OUTSIDE: Final[dict[tuple[Phase, bool], Duty]] = {
     (Phase.RESIGNING, True): Duty.WAIT,
 }
 
-# Candidates with leadership: by phase, how it is held, and whether the wish is to go.
-_SEATED: Final[dict[tuple[Phase, Hold, bool], Duty]] = {
+# Candidates with leadership: by phase, how it is held, and whether the intention is to go.
+_LEADING: Final[dict[tuple[Phase, Hold, bool], Duty]] = {
     (Phase.ELECT, Hold.HELD, False): Duty.INAUGURATE,
     (Phase.ELECT, Hold.SUSPENDED, False): Duty.WAIT,
     (Phase.ELECT, Hold.LOST, False): Duty.RESIGN,
@@ -133,7 +133,7 @@ class CareerStateMachine:
 
     def __init__(self, in_hand: InHand = "finish") -> None:
         self.phase = Phase.OUT
-        self.wish = Wish.STAY
+        self.intention = Intention.STAY
         self.in_hand = in_hand
         self._confirmed: Confirmation | None = None
         self._is_suspended = False
@@ -175,13 +175,13 @@ class CareerStateMachine:
         """The place in the queue is given up, or was gone."""
         if self.phase is Phase.RESIGNING:
             self.phase = Phase.OUT
-            if self.wish is Wish.YIELD:
-                self.wish = Wish.STAY
+            if self.intention is Intention.YIELD:
+                self.intention = Intention.STAY
 
     # --- events of the candidate -------------------------------------------------------------------------------------
 
-    def ask(self, wish: Wish) -> None:
-        self.wish = max(self.wish, wish)
+    def ask(self, intention: Intention) -> None:
+        self.intention = max(self.intention, intention)
 
     def begin(self, duty: Duty) -> None:
         """The candidate begins the duty that `duty` returned."""
@@ -192,7 +192,7 @@ class CareerStateMachine:
         """The current duty has ended. `is_more` False: another candidate is to have a turn."""
         self.phase = self._following(_DONE)
         if not is_more:
-            self.ask(Wish.YIELD)
+            self.ask(Intention.YIELD)
 
     def broken_off(self) -> None:
         """The current duty has ended with an error."""
@@ -216,17 +216,17 @@ class CareerStateMachine:
 
     def duty(self, now_ns: int) -> Duty:
         """The next duty. WAIT while another duty is under way."""
-        outside = _OUTSIDE.get((self.phase, self.wish is Wish.END))
+        outside = _OUTSIDE.get((self.phase, self.intention is Intention.END))
         if outside is not None:
             return outside
-        return _SEATED.get((self.phase, self.hold(now_ns), self.wish is not Wish.STAY), Duty.WAIT)
+        return _LEADING.get((self.phase, self.hold(now_ns), self.intention is not Intention.STAY), Duty.WAIT)
 
     def may_go_on(self, now_ns: int) -> bool:
         """Whether the current duty may go on. It must not once the leadership is lost. Work that is aborted must also
         stop if the leadership is in doubt or about to end."""
         hold = self.hold(now_ns)
         if self.in_hand == "abort" and self.phase is Phase.EXECUTING:
-            return hold is Hold.HELD and self.wish is Wish.STAY
+            return hold is Hold.HELD and self.intention is Intention.STAY
         return hold is not Hold.LOST
 
     def next_deadline(self, now_ns: int) -> int | None:

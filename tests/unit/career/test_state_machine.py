@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from fairway.career import state_machine as state_machine_module
-from fairway.career.state_machine import CareerStateMachine, Confirmation, Duty, Hold, Wish
+from fairway.career.state_machine import CareerStateMachine, Confirmation, Duty, Hold, Intention
 from fairway.errors import InvariantViolated
 
 CERTAIN_NS, GONE_NS = 200, 300
@@ -58,7 +58,7 @@ def test_a_career_from_beginning_to_end() -> None:
     state_machine = CareerStateMachine()
     elected(state_machine)
     assert duties(state_machine, most=3) == [Duty.INAUGURATE, Duty.EXECUTE, Duty.EXECUTE]
-    state_machine.ask(Wish.END)
+    state_machine.ask(Intention.END)
     assert duties(state_machine) == [Duty.HAND_OVER, Duty.RESIGN, Duty.END]
 
 
@@ -105,7 +105,7 @@ def test_one_that_was_never_inaugurated_hands_nothing_over() -> None:
 def test_end_while_waiting_in_line() -> None:
     state_machine = CareerStateMachine()
     state_machine.begin(state_machine.duty(0))
-    state_machine.ask(Wish.END)
+    state_machine.ask(Intention.END)
     assert state_machine.duty(0) is Duty.RESIGN
     state_machine.begin(Duty.RESIGN)
     state_machine.elected(confirmation(1, 0))  # too late: we have resigned
@@ -117,7 +117,7 @@ def test_end_while_waiting_in_line() -> None:
 def test_events_of_an_earlier_reign_change_nothing() -> None:
     state_machine = CareerStateMachine()
     in_office(state_machine)
-    state_machine.ask(Wish.YIELD)
+    state_machine.ask(Intention.YIELD)
     duties(state_machine)
     state_machine.elected(confirmation(2, 0))
     state_machine.lost(1)
@@ -129,7 +129,7 @@ def test_events_of_an_earlier_reign_change_nothing() -> None:
 def test_tokens_grow() -> None:
     state_machine = CareerStateMachine()
     in_office(state_machine)
-    state_machine.ask(Wish.YIELD)
+    state_machine.ask(Intention.YIELD)
     duties(state_machine)
     with pytest.raises(InvariantViolated, match="larger token"):
         state_machine.elected(confirmation(1, 0))
@@ -161,7 +161,7 @@ def test_what_is_in_hand_is_finished_or_aborted_as_declared(
     if what == "suspended":
         state_machine.suspended()
     elif what == "asked to go":
-        state_machine.ask(Wish.YIELD)
+        state_machine.ask(Intention.YIELD)
     elif what == "lost":
         state_machine.lost(1)
     assert state_machine.may_go_on(0) is goes_on
@@ -186,7 +186,7 @@ class LawMachine(RuleBasedStateMachine):
         self.has_resigned = False
         self.until_ns = self.gone_ns = 0
         self.is_suspended = self.is_lost = False
-        self.wish = Wish.STAY
+        self.intention = Intention.STAY
 
     @precondition(lambda self: hasattr(self, "state_machine") and self.busy is None and not self.is_seated)
     @rule(is_inaugurated=st.booleans())
@@ -239,16 +239,17 @@ class LawMachine(RuleBasedStateMachine):
     def election_answers(self) -> None:
         self.state_machine.resigned()
         self.has_resigned = self.is_seated = False
-        self.wish = Wish.STAY if self.wish is Wish.YIELD else self.wish
+        self.intention = Intention.STAY if self.intention is Intention.YIELD else self.intention
 
     @rule(ns=st.sampled_from([1, 99, 100, 250]))
     def time_passes(self, ns: int) -> None:
         self.now_ns += ns
 
-    @rule(wish=st.sampled_from([*[Wish.STAY] * 8, Wish.YIELD, Wish.YIELD, Wish.END]))  # after END nothing happens
-    def somebody_wishes(self, wish: Wish) -> None:
-        self.state_machine.ask(wish)
-        self.wish = max(self.wish, wish)
+    # after END nothing happens
+    @rule(intention=st.sampled_from([*[Intention.STAY] * 8, Intention.YIELD, Intention.YIELD, Intention.END]))
+    def somebody_intends(self, intention: Intention) -> None:
+        self.state_machine.ask(intention)
+        self.intention = max(self.intention, intention)
 
     @precondition(lambda self: hasattr(self, "state_machine") and self.busy is None)
     @rule()
@@ -259,17 +260,17 @@ class LawMachine(RuleBasedStateMachine):
         if duty in (Duty.INAUGURATE, Duty.EXECUTE):
             assert self.is_seated
             assert is_certain
-            assert self.wish is Wish.STAY
+            assert self.intention is Intention.STAY
         if duty is Duty.EXECUTE:
             assert Duty.INAUGURATE in self.parts
         if duty is Duty.HAND_OVER:
-            assert self.is_lost or self.wish is not Wish.STAY
+            assert self.is_lost or self.intention is not Intention.STAY
         if duty in (Duty.EXECUTE, Duty.HAND_OVER, Duty.INAUGURATE):
             assert Duty.HAND_OVER not in self.parts
         if duty is Duty.RESIGN:
             assert (Duty.INAUGURATE in self.parts) == (Duty.HAND_OVER in self.parts)
         if duty is Duty.END:
-            assert self.wish is Wish.END
+            assert self.intention is Intention.END
             assert not self.is_seated
         self._begin(duty)
 
@@ -287,7 +288,7 @@ class LawMachine(RuleBasedStateMachine):
         self.state_machine.done(is_more=is_more)
         self.parts.append(self.busy)
         self.busy = None
-        self.wish = self.wish if is_more else max(self.wish, Wish.YIELD)
+        self.intention = self.intention if is_more else max(self.intention, Intention.YIELD)
 
     @precondition(lambda self: getattr(self, "busy", None) is not None)
     @rule()
@@ -306,7 +307,7 @@ class LawMachine(RuleBasedStateMachine):
         is_certain = not is_lost and not self.is_suspended and self.now_ns < self.until_ns
         expected = not is_lost
         if self.state_machine.in_hand == "abort" and self.busy is Duty.EXECUTE:
-            expected = is_certain and self.wish is Wish.STAY
+            expected = is_certain and self.intention is Intention.STAY
         assert self.state_machine.may_go_on(self.now_ns) is expected
         self.is_lost = is_lost  # looking at it makes it so for good
 
@@ -383,7 +384,7 @@ def test_every_phase_that_waits_for_a_decision_has_one() -> None:
     phases = state_machine_module.Phase
     busy = {phases.INAUGURATING, phases.EXECUTING, phases.HANDING_OVER, phases.ENDED}
     decided: set[Any] = {phase for phase, _ in state_machine_module._OUTSIDE} | {
-        phase for phase, _, _ in state_machine_module._SEATED
+        phase for phase, _, _ in state_machine_module._LEADING
     }
     assert decided | busy == set(phases)
-    assert len(state_machine_module._SEATED) == 2 * 3 * 2
+    assert len(state_machine_module._LEADING) == 2 * 3 * 2

@@ -25,7 +25,7 @@ from fairway.runtime.clock import Clock, ManualClock
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import Rng, SeededRng
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "delay_v1"  # whose streams have no secrets
 EXPECTED = Path(__file__).parent / "delay_v1.json"

@@ -25,7 +25,7 @@ from fairway.runtime.clock import ManualClock
 from fairway.runtime.disk import Disk
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 
 FOLDER = Path(__file__).parent / "store_v1"
 EXPECTED = Path(__file__).parent / "store_v1.json"

@@ -27,8 +27,8 @@ from fairway.protocol import resend
 from fairway.protocol.line import Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.messages import Produce, Produced
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store, StoreOptions

@@ -23,7 +23,7 @@ from fairway.protocol.admin_messages import Configure, Configured
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import Net
 from fairway.runtime.rng import SeededRng
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.simulation.broker_runs import RUN_MAX, in_order
 from tests.simulation.broker_truth import MS_NS, Holder, Owner, Promise, Witness, key_of
 from tests.support.client import Client, ConnectionEnded, Delivery, Stream

@@ -21,9 +21,9 @@ from fairway.groups import GroupConfig, Mode
 from fairway.groups.config import encode
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.simulation.loop import SimulationFailed
-from fairway.simulation.simulation import Simulation
 from fairway.simulation.wire import Conditions
 from fairway.storage import checkpoint
 from fairway.storage.store import StoreOptions

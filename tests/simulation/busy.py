@@ -10,7 +10,7 @@ import asyncio
 import sys
 
 from fairway.errors import Unreachable
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.wire import Conditions
 
 CLIENTS = ("alice", "bob", "carol", "dave")

@@ -15,7 +15,7 @@ from fairway.career.election import ElectionListener
 from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError
 from fairway.runtime.rng import SeededRng
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 
 SESSION_S = 10.0
 DELAY_S = 0.3  # at most, each way

@@ -13,7 +13,7 @@ from fairway.broker.server import Broker
 from fairway.groups import GroupConfig, Mode
 from fairway.limits import KIB
 from fairway.runtime.rng import SeededRng
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from fairway.storage.store import Store, StoreOptions
 from tests.simulation import broker_exam
 from tests.simulation.broker_clients import Consumer, Producer, group_config

@@ -15,8 +15,8 @@ from fairway.protocol.admin_messages import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.registry.layout import GroupRecord, group_path, unpack
 from fairway.registry.port import Node
+from fairway.simulation import Simulation
 from fairway.simulation.registry import SimulatedFaults
-from fairway.simulation.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_world import GROUP, LEADER, MEMBER, Cluster
 from tests.support.client import Client, Stream

@@ -12,10 +12,10 @@ from fairway.limits import KIB
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
 from fairway.runtime.clock import SimClock
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 from tests.simulation.broker_clients import PORT, Scene
 from tests.support.threads import SimRunner

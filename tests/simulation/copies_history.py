@@ -24,10 +24,10 @@ from fairway.limits import KIB
 from fairway.replication.copies import CopyOptions
 from fairway.replication.follower import FollowerOptions
 from fairway.replication.leader import LeaderOptions
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimulatedPowerCut
 from fairway.simulation.loop import SimulationFailed
 from fairway.simulation.registry import SimulatedFaults
-from fairway.simulation.simulation import Simulation
 from fairway.simulation.wire import Conditions
 from tests.simulation.broker_clients import Mood
 from tests.simulation.broker_truth import Breach, Promise

@@ -20,7 +20,7 @@ from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Refused
 from fairway.protocol.admin_messages import Scan, Scanned
 from fairway.protocol.messages import Whence
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.broker_truth import Promise
 from tests.simulation.cluster_trouble import DRAWN, Incident

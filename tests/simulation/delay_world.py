@@ -13,8 +13,8 @@ from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.replication.copies import CopyOptions
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.store import StoreOptions
 from tests.simulation.broker_clients import PORT

@@ -19,9 +19,9 @@ from fairway.errors import DiskFull, FairwayError, Refused, StorageFault
 from fairway.limits import KIB
 from fairway.names import Subject
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.simulation.loop import SimulationFailed
-from fairway.simulation.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.store import Store, StoreOptions
 from tests.simulation import checks, damage

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import fairway.aio
 from fairway.client.core import ClientOptions
 from fairway.protocol.line import ReconnectOptions
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 
 OPTIONS = ClientOptions(line=ReconnectOptions(backoff_most_ms=500))
 

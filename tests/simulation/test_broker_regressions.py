@@ -12,8 +12,8 @@ from fairway.errors import Code, Refused
 from fairway.protocol.admin_messages import Seek, Sought
 from fairway.protocol.messages import Whence
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation, simulate
 from tests.simulation import broker_history
 from tests.simulation.broker_clients import BROKER, PORT
 from tests.simulation.broker_truth import Holder, Owner, Promise, Truth

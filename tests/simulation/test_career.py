@@ -15,7 +15,7 @@ import pytest
 import fairway.aio
 from fairway.career.state_machine import Confirmation
 from fairway.runtime.rng import SeededRng
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 from tests.simulation.career_registry import SESSION_S, Node, SimElection, SimServer
 
 CANDIDATES = 4

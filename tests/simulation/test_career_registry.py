@@ -15,8 +15,8 @@ import fairway.aio
 from fairway.career.meta_election import LeasedRegistry, RegistryElection
 from fairway.career.state_machine import Confirmation
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble
-from fairway.simulation.simulation import Simulation, simulate
 from tests.simulation.test_career import Clerk, Hasty, History
 
 PATH = "/fairway/careers/clerk"

@@ -17,7 +17,7 @@ from fairway.limits import KIB
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Depth, Describe, Described, Scan, Scanned, Seek, Sought
 from fairway.replication.leadership import NotPromoted, change_master
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from fairway.storage import segment
 from fairway.storage.retention import Policy
 from tests.simulation.broker_clients import PORT

@@ -27,7 +27,7 @@ from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Depth, Describe, Described
 from fairway.runtime.rng import SeededRng
 from fairway.serving.requests import Requester
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import whole
 from tests.simulation.cluster_world import Cluster

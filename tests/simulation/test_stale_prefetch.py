@@ -14,7 +14,7 @@ import pytest
 
 import fairway.aio
 from fairway.protocol.messages import OrderPolicy
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.simulation.broker_clients import PORT
 from tests.simulation.cluster_steps import whole
 from tests.simulation.cluster_world import SESSION_MS, Cluster

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from fairway.simulation.simulation import Simulation
 from fairway.storage.open_store import open_directory
 from tests.simulation import campaign, checks, history, planted
 from tests.simulation.history import End, History

@@ -15,7 +15,7 @@ from fairway.protocol.frames import stretched
 from fairway.protocol.replication_messages import Follow, Followed, Replicate, Replicated
 from fairway.registry.layout import RegisteredCopy, hex_id, member_path, pack, place_name
 from fairway.replication.leader import Leader
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.simulation.cluster_steps import client_of, record, until, whole
 from tests.simulation.cluster_world import GROUP, MEMBER, Cluster
 from tests.simulation.test_cluster import Scenario

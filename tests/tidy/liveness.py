@@ -18,7 +18,7 @@ ENTRY_POINTS: dict[str, str] = {
     "pyspark_fairway_delayed": "the same for what is pending",
     "pyspark_fairway_events": "the same for events",
     "fairway.pytest_plugin": "what pytest finds by its entry point",
-    "fairway.simulation.simulation": "loop, clock, net and chance: what tests run a whole cluster on",
+    "fairway.simulation": "loop, clock, net and chance: what tests run a whole cluster on",
     "fairway.simulation.disk": "the simulated disk, for the same",
     "fairway.simulation.registry": "the simulated registry, for the same",
 }

@@ -33,8 +33,8 @@ from fairway.registry.port import Node, RegistryError
 from fairway.registry.sessions import SessionLeases
 from fairway.registry.tree import NodeChange, Tree, changed, is_below, touched
 from fairway.runtime.clock import Clock, SimClock
+from fairway.simulation import Simulation
 from fairway.simulation.registry_client import SimRegistry, SimulatedConnection
-from fairway.simulation.simulation import Simulation
 from fairway.simulation.wire import Conditions, SimulatedRoute, SimulatedWire
 
 SESSION_MS = 10_000

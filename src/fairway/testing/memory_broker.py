@@ -37,8 +37,8 @@ from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.loop_link import LoopLink
 from fairway.scheduling import SchedulerOptions
 from fairway.serving.memory_plan import MemoryAccount
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 
 if TYPE_CHECKING:

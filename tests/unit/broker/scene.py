@@ -46,8 +46,8 @@ from fairway.protocol.admin_messages import (
     Switched,
     Weigh,
 )
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 from tests.support.client import Client, Stream
 

@@ -13,8 +13,8 @@ from fairway.broker.broker_copy import AGAIN_S, GroupSwitches
 from fairway.names import GroupName, Subject
 from fairway.registry.layout import SubjectRecord, pack, subject_path, unpack
 from fairway.registry.port import Registry, RegistryError
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
-from fairway.simulation.simulation import Simulation, simulate
 
 ORDERS, BILLING = Subject("orders"), GroupName("billing")
 RECORD = SubjectRecord(["east"], ["east"])

@@ -11,7 +11,7 @@ import pytest
 import fairway
 import fairway.aio
 from fairway.career import LocalBallot, LocalElection
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 
 
 class Clerk(fairway.aio.Career):

@@ -11,7 +11,7 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 
 
 def run(story: Any) -> None:

@@ -18,8 +18,8 @@ from fairway.delay.pending_messages import CancelOutcome, PendingDecision
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
 from fairway.storage import retention
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import StoreOptions

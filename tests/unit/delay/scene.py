@@ -29,8 +29,8 @@ from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
 from fairway.protocol.admin_messages import Lever, Scan, Scanned, Switch, Switched
 from fairway.protocol.delay_messages import Cancel, Decided, Reschedule
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from fairway.simulation.simulation import Simulation
 from fairway.storage.store import StoreOptions
 from tests.support.client import Client
 from tests.unit.delay.helpers import OPTIONS

@@ -9,7 +9,7 @@ import pytest
 from fairway.delay.service import DueTimer
 from fairway.errors import StorageFault
 from fairway.runtime.clock import Clock
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 
 
 class Watched:

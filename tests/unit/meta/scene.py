@@ -20,9 +20,9 @@ from fairway.protocol.messages import ControlMessage
 from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.registry import layout
 from fairway.registry.layout import GroupRecord, RegisteredCopy, SubjectRecord
+from fairway.simulation import Simulation
 from fairway.simulation.registry import SimEnsemble
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation
 from tests.support.client import Client
 
 PORT = 20882

@@ -16,9 +16,9 @@ from fairway.meta.registry_watcher import RegistryWatcher
 from fairway.registry import layout
 from fairway.registry.layout import SubjectRecord
 from fairway.registry.port import Registry, RegistryError
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation, simulate
 
 
 class Counting:

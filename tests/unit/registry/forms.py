@@ -17,8 +17,8 @@ from typing import Protocol, TypeAlias
 from fairway.registry.port import Registry
 from fairway.registry.sqlite import SqliteRegistry
 from fairway.registry.zookeeper import ZooKeeperRegistry
+from fairway.simulation import Simulation
 from fairway.simulation.registry import SimEnsemble
-from fairway.simulation.simulation import Simulation
 from tests.support import zookeeper
 
 SESSION_MS = 2_000

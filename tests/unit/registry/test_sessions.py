@@ -15,9 +15,9 @@ import pytest
 from fairway.registry.port import RegistryError, SessionState
 from fairway.registry.sessions import Certainty
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation
 from fairway.simulation.wire import Conditions
 
 SESSION_MS = 4_000

@@ -8,8 +8,8 @@ import msgspec
 
 from fairway.registry.layout import GroupRecord, RegisteredCopy, member_path, pack
 from fairway.replication.leadership import GroupNode, living
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
-from fairway.simulation.simulation import Simulation, simulate
 
 RECORD = GroupRecord("broker", 1, "a", ["a"])
 

@@ -6,8 +6,8 @@ import pytest
 
 from fairway.errors import StorageFault
 from fairway.replication.leadership import FILE, EpochPromise
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation, simulate
 
 
 def new_disk(world: Simulation) -> SimDisk:

@@ -12,9 +12,9 @@ from fairway.registry.layout import RegisteredCopy, members_path
 from fairway.registry.port import Node, RegistryError
 from fairway.replication.leadership import living
 from fairway.replication.registration import CopyRegistration
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation, simulate
 
 GROUP = "g"
 SESSION_MS = 1_000

@@ -14,8 +14,8 @@ from fairway.protocol.replication_messages import Follow
 from fairway.registry.layout import RegisteredCopy, member_path, pack, unpack
 from fairway.replication.registration import RegisteredCopies
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble
-from fairway.simulation.simulation import Simulation, simulate
 
 GROUP, COPY, OTHER = "g", "00000000000000b2", "00000000000000c3"
 SECRET, NEXT = b"s" * SECRET_BYTES, b"n" * SECRET_BYTES

@@ -13,7 +13,7 @@ import pytest
 from fairway.errors import CannotListen, Misuse, Unreachable
 from fairway.runtime.host import free_port
 from fairway.runtime.net import Net, RealNet
-from fairway.simulation.simulation import simulate
+from fairway.simulation import simulate
 from tests.unit.runtime.recorder import Door, Recorder, until
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from fairway.runtime.rng import SeededRng
 from fairway.runtime.threads import ThreadPool
-from fairway.simulation.simulation import Simulation
+from fairway.simulation import Simulation
 from tests.support.threads import SimPool
 
 

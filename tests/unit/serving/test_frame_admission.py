@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fairway import limits
 from fairway.limits import KIB, MIB
 from fairway.serving.read_limits import CROWDED, OLDEST, OVERDUE, STALLED, FrameAdmission
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 
 ROOM = 8 * MIB
 STALL_S = limits.FRAME_STALL_MS / 1_000

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from fairway.errors import CannotListen, InvariantViolated, Misuse, Unreachable
 from fairway.limits import KIB
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.loop import Deadlock
 from fairway.simulation.net import CONNECT_S_MAX, UNSENT_BYTES_MAX, SimNet
-from fairway.simulation.simulation import Simulation, simulate
 from fairway.simulation.wire import Conditions
 from tests.unit.runtime.recorder import Door, Recorder, until
 

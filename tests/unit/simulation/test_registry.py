@@ -11,9 +11,9 @@ import pytest
 
 from fairway.errors import Misuse
 from fairway.registry.port import AnswerLost, Node, SessionOver, SessionState
+from fairway.simulation import Simulation, simulate
 from fairway.simulation.registry import SimEnsemble, SimulatedFaults
 from fairway.simulation.registry_client import SimRegistry
-from fairway.simulation.simulation import Simulation, simulate
 from fairway.simulation.wire import Conditions
 from tests.unit.registry.forms import until
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fairway.simulation.simulation import Simulation, simulate
+from fairway.simulation import Simulation, simulate
 
 
 async def draw(world: Simulation) -> int:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from fairway.group_events import ActionKind, GroupEvent
 from fairway.limits import GIB
 from fairway.names import Subject
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
 from fairway.storage import replica_directory
 from fairway.storage.action_log import Action
 from fairway.storage.directory import DirectoryIdentity

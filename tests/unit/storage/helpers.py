@@ -15,8 +15,8 @@ from fairway.group_events import ActionKind, GroupEvent
 from fairway.limits import GIB, KIB
 from fairway.names import Subject
 from fairway.runtime.disk import Disk
+from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import Simulation
 from fairway.storage import segment
 from fairway.storage.action_log import Action, unpack
 from fairway.storage.message_log import AppendReceipt

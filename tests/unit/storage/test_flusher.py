@@ -9,8 +9,8 @@ import pytest
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, StorageFault
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
+from fairway.simulation import simulate
 from fairway.simulation.disk import SimDisk
-from fairway.simulation.simulation import simulate
 from fairway.storage.flusher import Flusher, OnDurable
 from tests.unit.runtime.timers import Timers
 

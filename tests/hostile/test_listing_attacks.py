@@ -24,7 +24,7 @@ async def fill(scene: Scene) -> None:
 
 def slices(scene: Scene) -> int:
     """That the actor for commands has had."""
-    actor = scene.broker.scheduler.find(("steer",))
+    actor = scene.broker.scheduler.find(("admin",))
     return 0 if actor is None else actor.slices
 
 
@@ -66,7 +66,7 @@ async def test_a_client_that_goes_away_leaves_no_page_behind(scene: Scene) -> No
         each.abort()
     await asyncio.gather(*asked, return_exceptions=True)
     await asyncio.sleep(5)
-    assert not scene.broker.steer._pages
+    assert not scene.broker.admin._pages
     await scene.send(b"healthy")
 
 

@@ -226,7 +226,7 @@ class History:
     @property
     def taken_by_retention(self) -> int:
         """Messages that retention, in this life of the broker, took from groups that were owed them."""
-        return 0 if self.broker is None else self.broker.housekeeper.forsaken
+        return 0 if self.broker is None else self.broker.maintenance.forsaken
 
     def _hire_by_policy(self, subject: str) -> None:
         rng = self.world.rng.child("policies")

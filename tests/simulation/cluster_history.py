@@ -134,7 +134,7 @@ class ClusterHistory(CopiesHistory):
     def taken_by_retention(self) -> int:
         """Messages that retention took from groups that were owed them, in the lives that the brokers are in now."""
         members = [copy.member for copy in self.cluster.copies.values() if copy.member is not None]
-        return sum(each.server.housekeeper.forsaken for each in members if each.server is not None)
+        return sum(each.server.maintenance.forsaken for each in members if each.server is not None)
 
     async def _examine(self) -> None:
         await self._end_tasks()

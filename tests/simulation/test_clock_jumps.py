@@ -42,7 +42,7 @@ async def whole(scene: Scene) -> None:
     assert (await scene.describe(group="done")).cursor >= 60
     log = scene.broker.store.messages
     assert log.first_sequence(1) == 0
-    assert scene.broker.housekeeper.removed == 0
+    assert scene.broker.maintenance.removed == 0
 
 
 async def times(scene: Scene) -> list[int]:
@@ -121,7 +121,7 @@ def test_a_clock_that_stays_ahead_is_believed_after_an_hour() -> None:
         await scene.sleep(3_000)
         await whole(scene)
         await scene.sleep(1_000)
-        assert scene.broker.housekeeper.removed == 2
+        assert scene.broker.maintenance.removed == 2
 
     Scene("stays ahead", OPTIONS).play(story)
 
@@ -268,7 +268,7 @@ def test_a_group_that_loses_its_last_member_while_the_clock_is_behind_is_kept(en
         scene.clock.jump(YEAR_MS)
         for _ in range(3):
             await scene.sleep(1_500)
-            assert scene.broker.housekeeper.removed == 0
+            assert scene.broker.maintenance.removed == 0
             await scene.restart()
         assert (await scene.describe()).cursor == (0 if end == "is made" else 1)
 

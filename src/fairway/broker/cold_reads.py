@@ -34,7 +34,7 @@ from fairway.runtime.disk import ReadCompletion
 from fairway.scheduling import Actor, Scheduler
 from fairway.storage.index_file import IndexRun
 
-SHELVES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; an actor that loses its bytes fetches again
+CACHES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; an actor that loses its bytes fetches again
 
 # The p99 of hot pulls beside a cold reader, relative to hot pulls alone, is 3.5 without a rest. It is 2.1 with a rest
 # of twice the time and a fetch for every answer, and 1.2 to 1.4 with several answers to a fetch and the loop standing
@@ -120,15 +120,15 @@ class ColdReads:
         self._queue: deque[_FetchJob] = deque()  # a suspended actor is in this queue, or under way,
         self._sated: deque[Actor] = deque()  # or in this one: its cache has the bytes, and it waits for its time
         self._began_ns: dict[Hashable, int] = {}
-        self._shelves: OrderedDict[Hashable, FetchCache] = OrderedDict()
-        self._shelved_bytes = 0
+        self._caches: OrderedDict[Hashable, FetchCache] = OrderedDict()
+        self._cached_bytes = 0
         self.count = 0
 
     # --- fetched bytes -----------------------------------------------------------------------------------------------
 
     def fetch_cache(self, actor: Actor) -> FetchCache | None:
         """The actor's cache. `Refused` if its read failed: a retry may succeed."""
-        fetch_cache = self._shelves.get(actor.key)
+        fetch_cache = self._caches.get(actor.key)
         if fetch_cache is not None and fetch_cache.fault is not None:
             self.clear(actor)
             raise Refused(
@@ -138,34 +138,34 @@ class ColdReads:
 
     def clear(self, actor: Actor) -> None:
         """Drop the actor's cache: its bytes are used, or useless."""
-        self._drop(self._shelves.pop(actor.key, None))
+        self._drop(self._caches.pop(actor.key, None))
 
     def take_runs(self, actor: Actor) -> list[tuple[int, IndexRun, bytes]]:
         """Take the fetched runs of the index; the pieces of the log stay."""
-        fetch_cache = self._shelves.get(actor.key)
+        fetch_cache = self._caches.get(actor.key)
         if fetch_cache is None or not fetch_cache.runs:
             return []
         runs, fetch_cache.runs = fetch_cache.runs, []
         taken_bytes = sum(len(data) for _, _, data in runs)
         fetch_cache.size_bytes -= taken_bytes
-        self._shelved_bytes -= taken_bytes
+        self._cached_bytes -= taken_bytes
         return runs
 
     def ahead_bytes(self, most: int) -> int:
         """How much to read ahead: all caches together have a bound."""
         if self._now_ns() < self._wary_until_ns:
             return 0
-        return min(most, SHELVES_BYTES_MAX // 2 // (len(self._shelves) + 1))
+        return min(most, CACHES_BYTES_MAX // 2 // (len(self._caches) + 1))
 
     def _put(self, key: Hashable, fetch_cache: FetchCache) -> None:
-        self._shelves[key] = fetch_cache
-        self._shelved_bytes += fetch_cache.size_bytes
-        while self._shelved_bytes > SHELVES_BYTES_MAX and len(self._shelves) > 1:
-            self._drop(self._shelves.popitem(last=False)[1])
+        self._caches[key] = fetch_cache
+        self._cached_bytes += fetch_cache.size_bytes
+        while self._cached_bytes > CACHES_BYTES_MAX and len(self._caches) > 1:
+            self._drop(self._caches.popitem(last=False)[1])
 
     def _drop(self, fetch_cache: FetchCache | None) -> None:
         if fetch_cache is not None:
-            self._shelved_bytes -= fetch_cache.size_bytes
+            self._cached_bytes -= fetch_cache.size_bytes
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ class GroupHost:
         self, id_: int, subject_id: int, name: GroupName, state_machine: GroupStateMachine | None = None
     ) -> None:
         self.id = id_
+        self.key = ("group", id_)  # of its actor; an inbox shares the actor of its group
         self.subject_id = subject_id
         self.name = name
         self.state_machine = state_machine if state_machine is not None else GroupStateMachine()
@@ -111,11 +112,6 @@ class GroupHost:
         self._skipped = (0, 0, 0)
         self.timer: asyncio.TimerHandle | None = None
         self.timer_ns = 0
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The key of the actor. An inbox shares the actor of its group."""
-        return ("group", self.id if self.main is None else self.main.id)
 
     @property
     def with_inbox(self) -> tuple[GroupHost, ...]:
@@ -146,7 +142,7 @@ class GroupHost:
     def take_inbox(self, inbox: GroupHost | None) -> None:
         self.inbox = inbox
         if inbox is not None:
-            inbox.main = self
+            inbox.main, inbox.key = self, self.key
 
     def action(self, event: GroupEvent) -> Action:
         """The event as an action of the log. A configuration carries the group's name with it."""

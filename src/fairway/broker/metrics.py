@@ -147,18 +147,18 @@ class Metrics:
 
     def _chores(self, out: MetricsText) -> None:
         """Figures of the broker's own work."""
-        broker, housekeeper = self._broker, self._broker.housekeeper
+        broker, maintenance = self._broker, self._broker.maintenance
         dead_letter_writer = broker.coordinator.dead_letter_writer
         out.one("buried_messages_total", "counter", "Messages moved to dead letter.", dead_letter_writer.buried)
         unreadable = dead_letter_writer.unreadable
         out.one("buried_unreadable_messages_total", "counter", "Of these, lost to rot: no copy was made.", unreadable)
-        out.one("redriven_messages_total", "counter", "Dead letters sent back.", broker.steer.redriver.redriven)
-        out.one("retired_segments_total", "counter", "Segments that retention took.", housekeeper.retired_segments)
-        out.one("retired_bytes_total", "counter", "Bytes of the message log in them.", housekeeper.retired_bytes)
-        forsaken = housekeeper.forsaken
+        out.one("redriven_messages_total", "counter", "Dead letters sent back.", broker.admin.redriver.redriven)
+        out.one("retired_segments_total", "counter", "Segments that retention took.", maintenance.retired_segments)
+        out.one("retired_bytes_total", "counter", "Bytes of the message log in them.", maintenance.retired_bytes)
+        forsaken = maintenance.forsaken
         out.one("forsaken_messages_total", "counter", "Messages taken from groups too far behind.", forsaken)
-        out.one("removed_groups_total", "counter", "Groups removed because nobody used them.", housekeeper.removed)
-        removal = broker.steer.removal
+        out.one("removed_groups_total", "counter", "Groups removed because nobody used them.", maintenance.removed)
+        removal = broker.admin.removal
         out.one("removed_subjects_total", "counter", "Subjects removed, unused ones too.", removal.removed_subjects)
         refused = broker.creation_rate.refused
         out.one("creations_refused_total", "counter", "Subjects not made: too many a second.", refused)

@@ -149,7 +149,7 @@ class Broker:
         self.coordinator = GroupCoordinator(
             groups, store, scheduler, clock, loop.call_later, options.groups_bytes_max, DeadLetterWriter, is_off
         )
-        self.housekeeper = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
+        self.maintenance = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
         self.session_manager = SessionManager(
@@ -186,8 +186,8 @@ class Broker:
         self._scan = ScanProcessor(self.coordinator, reader)
         self._retrace = RetraceProcessor(self.coordinator, reader, self.fetches, names)
         subjects = SubjectIndex(store.messages.views.subjects)
-        self.steer = AdminProcessor(self.coordinator, self._inboxes, subjects, self._state)
-        self._lone = StandaloneRoutes(
+        self.admin = AdminProcessor(self.coordinator, self._inboxes, subjects, self._state)
+        self._standalone_routes = StandaloneRoutes(
             self.scheduler,
             self._state,
             subjects,
@@ -260,9 +260,9 @@ class Broker:
 
     def begin_life(self) -> None:
         """Bring the groups to life. Everything in the logs is committed by now."""
-        self.steer.removal.drop_orphans()
+        self.admin.removal.drop_orphans()
         self.coordinator.begin_life(is_lazy=self.options.store.durability is Durability.MEMORY)
-        self.housekeeper.start()
+        self.maintenance.start()
 
     def wake_switched(self, subject: Subject) -> None:
         """Wake the waiting pulls of a subject after an operator has switched a group of it off or on, on all
@@ -349,13 +349,13 @@ class Broker:
         elif isinstance(message, Configure | Switch) and self._may_name(message):
             named = Subject.parse(message.subject)
             request = self._request(session, received, received.message)
-            self._once_named(named, request, lambda: (("steer",), self.steer))
+            self._once_named(named, request, lambda: (("admin",), self.admin))
         elif isinstance(message, OF_META):
-            key = self._lone.key_of(message)
+            key = self._standalone_routes.key_of(message)
             asked = self._request(session, received, received.message, self.options.wait_ms_max)
-            hand_to(self.scheduler, key, asked, self._lone)
+            hand_to(self.scheduler, key, asked, self._standalone_routes)
         else:
-            hand_to(self.scheduler, ("steer",), self._request(session, received, received.message), self.steer)
+            hand_to(self.scheduler, ("admin",), self._request(session, received, received.message), self.admin)
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:

@@ -43,18 +43,18 @@ class ClusterAdmin:
         registry: Registry,
         cluster_state: ClusterState,
         told: Callable[[list[Key]], None],
-        creditors: DecommissionCheck,
+        decommission_check: DecommissionCheck,
         spread: int,
     ) -> None:
         self._registry = registry
         self._cluster_state = cluster_state
         self._told = told
-        self._creditors = creditors
+        self._decommission_check = decommission_check
         self._spread = spread
 
     async def govern(self, asked: Govern) -> Governed:
         """Carry out an operator's decision."""
-        return await _DEEDS[asked.change](self, asked)
+        return await _CHANGES[asked.change](self, asked)
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
@@ -367,9 +367,9 @@ class ClusterAdmin:
             if is_closing:
                 debt = await self._close(view)
             if not debt.sentence and view.kind == BROKER:
-                debt = await self._creditors.bound_for(view.name, self._delays())
+                debt = await self._decommission_check.bound_for(view.name, self._delays())
             if not debt.sentence and (is_asked or is_closing):
-                debt = await self._creditors.owed(self._group(view.name))
+                debt = await self._decommission_check.owed(self._group(view.name))
             is_clear = not debt.sentence
         finally:
             if not is_clear and (is_closing or (debt.sentence and debt.is_known)):
@@ -485,7 +485,7 @@ class ClusterAdmin:
         raise _silent()
 
 
-_DEEDS: dict[RouteChange, Callable[[ClusterAdmin, Govern], Awaitable[Governed]]] = {
+_CHANGES: dict[RouteChange, Callable[[ClusterAdmin, Govern], Awaitable[Governed]]] = {
     RouteChange.CREATE: ClusterAdmin._create,
     RouteChange.EXTEND: ClusterAdmin._extend,
     RouteChange.RETREAT: ClusterAdmin._retreat,

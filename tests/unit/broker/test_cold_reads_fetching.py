@@ -239,13 +239,13 @@ def test_shelves_that_nobody_comes_for_are_cleared(stage: Stage) -> None:
         stage.start(actor, "read")
         stage.device.answer(bytes(MIB))
     kept = [actor.key for actor in actors if stage.fetches.fetch_cache(actor) is not None]
-    assert kept == [str(number) for number in range(40 - cold_reads.SHELVES_BYTES_MAX // MIB, 40)]
+    assert kept == [str(number) for number in range(40 - cold_reads.CACHES_BYTES_MAX // MIB, 40)]
 
 
 def test_one_that_is_larger_than_all_shelves_is_kept(stage: Stage) -> None:
     actor = stage.actor("a")
     stage.start(actor, "read")
-    stage.device.answer(bytes(cold_reads.SHELVES_BYTES_MAX + 1))
+    stage.device.answer(bytes(cold_reads.CACHES_BYTES_MAX + 1))
     assert stage.fetches.fetch_cache(actor) is not None
     stage.fetches.clear(actor)
     assert stage.fetches.fetch_cache(actor) is None

@@ -42,7 +42,7 @@ async def test_a_group_without_members_is_removed_after_its_idle_days(scene: Sce
     assert (await scene.describe()).consumers_count == 0
     await scene.sleep(0.2 * HOUR_S)
     assert await refused(scene.seek(m.Whence.EARLIEST)) is Code.NO_SUCH_GROUP
-    assert scene.broker.housekeeper.removed == 1
+    assert scene.broker.maintenance.removed == 1
     await scene.kill()
     assert await refused(scene.seek(m.Whence.EARLIEST)) is Code.NO_SUCH_GROUP
     await scene.worker("ann")

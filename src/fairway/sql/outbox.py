@@ -71,7 +71,7 @@ class CommittedRows:
         self.stored: deque[str] = deque(maxlen=UNDELETED_MAX)
         self._wake = wake
 
-    def outbox_batches(self, committed: OutboxBatches) -> list[tuple[OutboxBatch, bool]]:
+    def outbox_batches(self, committed: OutboxBatches) -> list[OutboxBatch]:
         found = []
         for row, stream in committed:
             self.counts.committed += row.messages
@@ -83,7 +83,7 @@ class CommittedRows:
             outbox_batch = OutboxBatch(
                 row.subject, row.body, settled, is_resent=True, group=group, lone=row.lone, secret=row.shown
             )  # fmt: skip
-            found.append((outbox_batch, row.is_due))
+            found.append(outbox_batch)
         return found
 
     def _settled(self, id: str, messages: int, stream: OutboxStream, outbox_batch: OutboxBatch) -> None:

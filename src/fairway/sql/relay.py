@@ -181,7 +181,7 @@ class Relay(_RelayBase):
             work = self.steps.take(connection, sender.picker)
         self.steps.taken()
         if work.rows:
-            sender.put(work.to_outbox_sender)
+            sender.put(work.outbox_batches)
             left = len(work.outbox_batches) + 1
             while work.unanswered < left:  # wait on while answers come: a slow broker must not get the rows twice
                 left = work.unanswered
@@ -272,7 +272,7 @@ class AioRelay(_RelayBase):
             work = await connection.run_sync(self.steps.take, sender.picker)
         self.steps.taken()
         if work.rows:
-            sender.put(work.to_outbox_sender)
+            sender.put(work.outbox_batches)
             left = len(work.outbox_batches) + 1
             while work.unanswered < left:
                 left = work.unanswered

@@ -192,10 +192,6 @@ class Work:
         ]
 
     @property
-    def to_outbox_sender(self) -> list[tuple[OutboxBatch, bool]]:
-        return [(outbox_batch, row.is_due) for outbox_batch, row in zip(self.outbox_batches, self.rows, strict=True)]
-
-    @property
     def unanswered(self) -> int:
         return sum(1 for outbox_batch in self.outbox_batches if outbox_batch.fate is None)
 

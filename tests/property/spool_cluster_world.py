@@ -47,13 +47,13 @@ class Side(World):
         self.line.add(self.producing if stores else Mute(self.producing), self.now_ns)
         self.core: Any = SimpleNamespace(line=self.line, is_idle=False)
 
-    def errands(self, *, is_dead: bool) -> bool:
+    def callbacks(self, *, is_dead: bool) -> bool:
         """Whether there were any. The dead tell those who wait, and do nothing else."""
-        errands = self.line.errands()
-        for errand in errands:
+        callbacks = self.line.callbacks()
+        for callback in callbacks:
             with suppress(SimulatedPowerCut) if is_dead else nullcontext():
-                errand()
-        return bool(errands)
+                callback()
+        return bool(callbacks)
 
     def _learn(self) -> None:
         """Streams that may be forgotten: none, for what a spool sends begins at 0 again and again."""
@@ -135,7 +135,7 @@ class ClusterWorld(Journals):
         self.crash_disks(has_power=has_power)
         for side in self._ways:
             side.producing.give_up("the process died")
-        self._do_errands(is_dead=True)
+        self._run_callbacks(is_dead=True)
         self.begin()
 
     # --- what happens
@@ -199,11 +199,11 @@ class ClusterWorld(Journals):
         self.run_timers(is_whole=is_whole)
         for side in tuple(self._ways):
             side.move(is_whole=is_whole)
-        self._do_errands()
+        self._run_callbacks()
 
-    def _do_errands(self, *, is_dead: bool = False) -> None:
+    def _run_callbacks(self, *, is_dead: bool = False) -> None:
         for _ in range(20):
-            if not sum(side.errands(is_dead=is_dead) for side in tuple(self._ways)):
+            if not sum(side.callbacks(is_dead=is_dead) for side in tuple(self._ways)):
                 break
 
     @property

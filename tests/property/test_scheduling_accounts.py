@@ -188,10 +188,10 @@ def test_no_request_overtakes_another_of_its_connection(bursts: list[tuple[int, 
 class FrozenMinimum(VirtualTime):
     """Newcomers start at the least of those that are ready, which newcomers without end keep where it is."""
 
-    def place(self, letter: MailboxItem) -> None:
-        if letter.account is not None:
-            letter.account.is_new = False
-        super().place(letter)
+    def place(self, item: MailboxItem) -> None:
+        if item.account is not None:
+            item.account.is_new = False
+        super().place(item)
 
     def advance(self, charge_ns: float, ready_weight: float, least_rank: float | None) -> None:
         super().advance(0, ready_weight, least_rank)
@@ -200,19 +200,19 @@ class FrozenMinimum(VirtualTime):
 class Hasty(VirtualTime):
     """Where a connection's next request starts is moved by what the last one took, whatever still waits."""
 
-    def place(self, letter: MailboxItem) -> None:
-        if letter.account is not None:
-            letter.account.start_ns = 0.0
-        super().place(letter)
+    def place(self, item: MailboxItem) -> None:
+        if item.account is not None:
+            item.account.start_ns = 0.0
+        super().place(item)
 
 
 class ActorsOnly(VirtualTime):
     """Connections have no accounts."""
 
-    def place(self, letter: MailboxItem) -> None:
-        letter.is_placed = True
+    def place(self, item: MailboxItem) -> None:
+        item.is_placed = True
 
-    def settle(self, letter: MailboxItem, charge_ns: float) -> None:
+    def settle(self, item: MailboxItem, charge_ns: float) -> None:
         pass
 
 

@@ -81,8 +81,8 @@ class LoopLine(asyncio.Protocol):
                 self._transport.writelines(out)
             if self.line.is_over():
                 self._transport.close()
-        for errand in self.line.errands():
-            errand()
+        for callback in self.line.callbacks():
+            callback()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -135,13 +135,13 @@ class _SplitBatch:
 
     span: TimeRange
     subject: Subject
-    letters: BatchComposer = field(default_factory=lambda: BatchComposer(is_copying=True))
+    composer: BatchComposer = field(default_factory=lambda: BatchComposer(is_copying=True))
     parts: list[RowNumbers] = field(default_factory=list)
     whole_bytes: int = 0  # raw bytes of the records that its parts come from: at least its own
 
     def has_room(self, messages: int, whole_bytes: int) -> bool:
         """Whether the parts still fit one record, which is one batch."""
-        is_within = len(self.letters) + messages <= limits.BATCH_MESSAGES_MAX
+        is_within = len(self.composer) + messages <= limits.BATCH_MESSAGES_MAX
         return is_within and self.whole_bytes + whole_bytes <= JOINED_BYTES
 
 
@@ -241,11 +241,11 @@ class BucketSplit:
             if gathering is None:
                 gathering = self._gatherings[span, subject_id] = _SplitBatch(span, opened.subject)
             gathering.whole_bytes += whole_bytes
-            before = gathering.letters.bytes
-            gathering.letters.take(opened.sheet, rows.index[part].astype(np.int64))
+            before = gathering.composer.bytes
+            gathering.composer.take(opened.sheet, rows.index[part].astype(np.int64))
             gathering.parts.append(part)
-            self._gathered_bytes += gathering.letters.bytes - before
-            if len(gathering.letters) >= PIECE_MESSAGES or gathering.letters.bytes >= PIECE_BYTES:
+            self._gathered_bytes += gathering.composer.bytes - before
+            if len(gathering.composer) >= PIECE_MESSAGES or gathering.composer.bytes >= PIECE_BYTES:
                 self._write(self._gatherings.pop((span, subject_id)), subject_id, now_ms)
         if self._gathered_bytes > _GATHERED_BYTES_MAX:
             self._flush(now_ms)
@@ -257,12 +257,12 @@ class BucketSplit:
 
     def _write(self, gathering: _SplitBatch, subject_id: int, now_ms: int) -> None:
         rows, part = self._rows, np.concatenate(gathering.parts)
-        self._gathered_bytes -= gathering.letters.bytes
+        self._gathered_bytes -= gathering.composer.bytes
         child = self._children.get(gathering.span)
         if child is None:
             child = self._children[gathering.span] = self._log.create(gathering.span, of_split=True)
         index = rows.index_columns.only(part)
-        data = gathering.letters.encode(_NOBODY, 0, index.due_ms)
+        data = gathering.composer.encode(_NOBODY, 0, index.due_ms)
         at = child.append(gathering.subject, subject_id, rows.sequence[part], data, index, now_ms)
         self._left += 1
         child.when_durable(child.end, self._arrival(part, child, at, now_ms))

@@ -181,7 +181,7 @@ class BrowsedPage(NamedTuple):
 
     messages: list[Waiting]
     next: str
-    letters: tuple[
+    composers: tuple[
         tuple[int, BatchComposer, NDArray[np.int64]], ...
     ] = ()  # subject id, contents and due times, in order
 
@@ -257,21 +257,21 @@ class _Draft:
     def __init__(self) -> None:
         self.messages: list[Waiting] = []
         self.bytes = 0
-        self._letters: list[tuple[int, BatchComposer, list[int]]] = []
+        self._composers: list[tuple[int, BatchComposer, list[int]]] = []
 
     def add(self, waiting: Waiting, sheet: BatchArrays, at: int) -> None:
         self.messages.append(waiting)
         self.bytes += waiting.size_bytes
-        last = self._letters[-1] if self._letters else None
+        last = self._composers[-1] if self._composers else None
         if last is None or last[0] != waiting.subject_id or len(last[1]) >= _BATCH_MESSAGES_MAX:
             last = waiting.subject_id, BatchComposer(is_copying=True), []
-            self._letters.append(last)
+            self._composers.append(last)
         last[1].take(sheet, np.array([at]))
         last[2].append(waiting.due_ms)
 
     def page(self, following: str) -> BrowsedPage:
-        letters = tuple((subject, letters, np.array(due_ms, np.int64)) for subject, letters, due_ms in self._letters)
-        return BrowsedPage(self.messages, following, letters)
+        composers = tuple((subject, each, np.array(due_ms, np.int64)) for subject, each, due_ms in self._composers)
+        return BrowsedPage(self.messages, following, composers)
 
 
 class Browser:
@@ -523,8 +523,8 @@ class PendingQueries(ABC):
         """The messages of a page in order, as batches of one subject each, with their ids and due times. The loop gets
         a turn after each batch."""
         made = []
-        for subject_id, letters, due_ms in page.letters:
-            made.append((self.name_of(subject_id), letters.encode(_NOBODY, 0, due_ms)))
+        for subject_id, composer, due_ms in page.composers:
+            made.append((self.name_of(subject_id), composer.encode(_NOBODY, 0, due_ms)))
             await asyncio.sleep(0)
         return made
 

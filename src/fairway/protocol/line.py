@@ -6,7 +6,7 @@ The owner of the socket (a thread, a loop, a simulation) drives the line:
     line.feed(data, now)                          the bytes that arrived
     transport.writelines(line.take(now))          after every call, after giving a session work, and at `next_deadline`
     if line.is_over(): close the transport        then `lost(sentence, now)`; also when the transport ends by itself
-    for call in line.errands(): call()            callbacks of users, outside any lock
+    for call in line.callbacks(): call()          callbacks of users, outside any lock
     line.close(now)                               say goodbye; `is_closed` when the connection has ended
 
 Sessions (a producer, a consumer, a query of the command line) share the line through the `ClientSession` protocol. The
@@ -170,7 +170,7 @@ class CircuitBreaker:
         return True
 
 
-Errand = Callable[[], None]
+Callback = Callable[[], None]
 
 NEVER_NS = 1 << 63
 STRAY_MS = 500  # wait for answers of a copy that is not master: it refuses whatever it has read, which takes no time
@@ -232,7 +232,7 @@ class Line:
         self._sessions: list[ClientSession] = []
         self._on_lost: dict[int, Callable[[], None]] = {}  # by the id of the session
         self._asked: dict[int, tuple[ClientSession, Ask]] = {}  # by correlation id
-        self._errands: list[Errand] = []
+        self._callbacks: list[Callback] = []
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
@@ -256,9 +256,9 @@ class Line:
         """The number of sessions."""
         return len(self._sessions)
 
-    def run_later(self, errand: Errand) -> None:
-        """For sessions: have the owner call `errand` without its lock."""
-        self._errands.append(errand)
+    def run_later(self, callback: Callback) -> None:
+        """For sessions: have the owner call `callback` without its lock."""
+        self._callbacks.append(callback)
 
     # --- what the owner asks -----------------------------------------------------------------------------------------
 
@@ -296,10 +296,10 @@ class Line:
             dues.append(self._stray_by_ns)
         return min(dues, default=None)
 
-    def errands(self) -> list[Errand]:
+    def callbacks(self) -> list[Callback]:
         """Take the callbacks of users, in order. The owner calls them without its lock."""
-        errands, self._errands = self._errands, []
-        return errands
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
 
     # --- the transport -----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from fairway.batch.identity import new_secret
 from fairway.errors import BufferFull, CircuitOpen, DiskFull, FairwayError, Misuse, OutcomeUnknown, Refused, invariant
 from fairway.names import Subject
 from fairway.protocol.batch_builder import BatchBuilder, Extras, MessageColumns, check_extras, check_size
-from fairway.protocol.line import NS_PER_MS, Answer, Ask, CircuitBreaker, Errand, RequestOutcome, RetryDelays
+from fairway.protocol.line import NS_PER_MS, Answer, Ask, Callback, CircuitBreaker, RequestOutcome, RetryDelays
 from fairway.protocol.messages import Produced
 from fairway.protocol.producer_stream import NEVER_NS, ProducerStream, SealedBatch, not_sent, request_of
 from fairway.protocol.receipts import BatchReceipt, Flush, Pending, PendingBatch, RoomQueue
@@ -100,7 +100,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
         rng: Rng,
         options: ProducerOptions | None = None,
         *,
-        run_later: Callable[[Errand], None],
+        run_later: Callable[[Callback], None],
         pending_type: type[PendingT] = Pending,  # type: ignore[assignment]
         batch_type: type[BatchT] = PendingBatch,  # type: ignore[assignment]
     ) -> None:
@@ -135,7 +135,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
         self._handed: list[tuple[SealedBatch, bool]] = []  # on their way to the spool; and whether sent before
         self._lent: dict[SealedBatch, None] = {}  # batches that another session sends to another broker
         self.broker_group = ""  # for receipts, in a cluster
-        self.on_failure: Errand | None = None  # called as an errand each time the broker fails
+        self.on_failure: Callback | None = None  # called each time the broker fails
         self.is_crammed = False  # the buffer was full, and the spool is to take the overflow
 
     def divert(self, diversion: SpoolPort) -> None:

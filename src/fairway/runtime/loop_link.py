@@ -127,8 +127,8 @@ class LoopLink(ChangeWaiters):
                 self._loop.call_later(_LAST_WORDS_S, transport.abort)  # the peer may not be reading
         self._arm(now_ns)
         self.announce()
-        for errand in self._line.errands():
-            self._run(errand)
+        for callback in self._line.callbacks():
+            self._run(callback)
 
     def check(self) -> None:
         if self._failure is not None:
@@ -170,9 +170,9 @@ class LoopLink(ChangeWaiters):
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
-    def _run(self, errand: Callable[[], None]) -> None:
+    def _run(self, callback: Callable[[], None]) -> None:
         try:
-            errand()
+            callback()
         except Exception as error:  # of a user's callback: reported as loops report theirs
             message = "a callback of a sent message failed"
             self._loop.call_exception_handler({"message": message, "exception": error})

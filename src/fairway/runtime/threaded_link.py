@@ -77,7 +77,7 @@ class LinkCore(Protocol):
     def next_deadline(self) -> int | None:
         """When to call `take` even if nothing happens; None: never."""
 
-    def errands(self) -> Sequence[Callable[[], None]]:
+    def callbacks(self) -> Sequence[Callable[[], None]]:
         """Callbacks of users, to be called in order and without the lock."""
 
 
@@ -163,7 +163,7 @@ class Link:
         self._unsent: deque[memoryview] = deque()  # taken from the core, not yet by the socket; under `_writing`
         self._socket: socket.socket | None = None
         self._is_full = False  # the socket takes no more now: the reader waits until it does
-        self._errands: list[Callable[[], None]] = []  # callbacks for the reader to call; under `lock`
+        self._callbacks: list[Callable[[], None]] = []  # callbacks for the reader to call; under `lock`
         self._asleep_until_ns = 0  # the end of the reader's wait; 0 while it is awake
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
@@ -297,9 +297,9 @@ class Link:
                     return
                 self._unsent.extend(map(memoryview, self.core.take(self._clock.monotonic_ns())))
                 self._changed.notify_all()  # requests whose time is over have ended
-                self._errands += self.core.errands()
+                self._callbacks += self.core.callbacks()
                 self.schedule()
-            if self._errands and not self.in_reader:
+            if self._callbacks and not self.in_reader:
                 self.stir()
             if not self._unsent:
                 return
@@ -311,8 +311,8 @@ class Link:
         """Not connected, with the lock: nothing can be written, but work may be due, or go elsewhere."""
         self.core.take(self._clock.monotonic_ns())
         self._changed.notify_all()
-        self._errands += self.core.errands()
-        if self._errands:
+        self._callbacks += self.core.callbacks()
+        if self._callbacks:
             self.stir()
         self.schedule()
 
@@ -358,8 +358,8 @@ class Link:
                     self._seek()
                 else:
                     self._listen()
-                self._do_errands()
-            self._do_errands()  # of the caller that has just closed the link
+                self._run_callbacks()
+            self._run_callbacks()  # of the caller that has just closed the link
         except BaseException as error:  # a bug: waiting callers must learn of it
             self._failure = error
         finally:
@@ -502,12 +502,12 @@ class Link:
 
     # --- the rest ----------------------------------------------------------------------------------------------------
 
-    def _do_errands(self) -> None:
+    def _run_callbacks(self) -> None:
         with self.lock:
-            errands, self._errands = [*self._errands, *self.core.errands()], []
-        for errand in errands:
+            callbacks, self._callbacks = [*self._callbacks, *self.core.callbacks()], []
+        for callback in callbacks:
             try:
-                errand()
+                callback()
             except Exception as error:  # of a user's callback: reported like the end of a thread; the link goes on
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._reader)))
 

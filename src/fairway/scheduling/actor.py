@@ -216,7 +216,7 @@ class Mailbox:
         """Take out the next request. `wait` or `again` puts it back."""
         item = self.first()
         if item is None:
-            raise InvariantViolated("a mailbox is asked for a letter when it has one")
+            raise InvariantViolated("a mailbox is asked for an item when it has one")
         if item.has_waited:
             self.is_woken = False
             self.waiting.popleft()

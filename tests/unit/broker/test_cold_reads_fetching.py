@@ -107,7 +107,7 @@ def test_the_actor_is_suspended_until_all_is_there(stage: Stage) -> None:
     assert len(fetch_cache.pieces) == 2
 
 
-def test_a_fault_ends_the_errand_and_is_told_once(stage: Stage) -> None:
+def test_a_fault_ends_the_fetch_and_is_reported_once(stage: Stage) -> None:
     actor = stage.actor("a")
     stage.start(actor, "one", "two")
     stage.device.answer(StorageFault("the device is on fire"))

@@ -69,10 +69,10 @@ def test_a_join_that_waits_is_reported_at_once_then_at_growing_intervals(caplog:
     reported = []
     for second in [*range(200), 200 + QUIET_NS // NS]:
         log(JoinDelayed("orders", "hotel", "till", "wait for the lease", second * NS))
-        errands = line.errands()
-        reported += [second] * len(errands)
-        for errand in errands:
-            errand()
+        callbacks = line.callbacks()
+        reported += [second] * len(callbacks)
+        for callback in callbacks:
+            callback()
     assert reported == [0, 10, 30, 70, 150, 200 + QUIET_NS // NS]
     assert caplog.messages == ["consumer till cannot join group hotel on orders yet: wait for the lease"] * 6
 

@@ -33,7 +33,7 @@ class Stage:
         self.sent: list[bytes] = []
         self.under_way: list[PlacedBatch] = []
         self.line: Any = SimpleNamespace(is_open=True, add=self._add, run_later=self._run_later)
-        self._errands: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], None]] = []
         self._timers: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._numbers = count()
         connection: Any = SimpleNamespace(
@@ -53,8 +53,8 @@ class Stage:
     def _add(self, session: Any, now_ns: int) -> None:
         self._leg = session
 
-    def _run_later(self, errand: Callable[[], None]) -> None:
-        self._errands.append(errand)
+    def _run_later(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
 
     def _call_later(self, seconds: float, callback: Callable[..., None], *args: object) -> None:
         heapq.heappush(self._timers, (seconds, next(self._numbers), callback, args))
@@ -78,9 +78,9 @@ class Stage:
         for ask in self._leg.asks(ROOM if self.line.is_open else 0, self.clock.monotonic_ns()):
             self.under_way.append(ask.token)
             self.sent.append(bytes(batch.decode(ask.token.data).payloads[0]))
-        errands, self._errands = self._errands, []
-        for errand in errands:
-            errand()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
 
     def answer(self, outcome: RequestOutcome) -> None:
         """To all that is under way."""

@@ -23,8 +23,8 @@ def listed(world: World) -> set[bytes]:
     after, found = "", set[bytes]()
     for _ in range(1_000):
         page = world.run(world.engine.page(Filter(), after, PENDING_PAGE_MAX))
-        for _, letters, due_ms in page.letters:
-            found |= set(batch.decode(letters.encode(1, 0, due_ms)).payloads)
+        for _, composer, due_ms in page.composers:
+            found |= set(batch.decode(composer.encode(1, 0, due_ms)).payloads)
         after = page.next
         if not after:
             return found

@@ -262,15 +262,15 @@ def test_sessions_are_called_at_their_deadlines_even_without_a_connection() -> N
     assert asker.rooms == [0]
 
 
-def test_errands_are_handed_over_once_in_order() -> None:
+def test_callbacks_are_handed_over_once_in_order() -> None:
     scene, _ = wired()
     done: list[int] = []
     for number in range(3):
         scene.line.run_later(partial(done.append, number))
-    for errand in scene.line.errands():
-        errand()
+    for callback in scene.line.callbacks():
+        callback()
     assert done == [0, 1, 2]
-    assert scene.line.errands() == []
+    assert scene.line.callbacks() == []
 
 
 def test_a_wait_that_was_asked_for_is_the_least() -> None:

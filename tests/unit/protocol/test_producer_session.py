@@ -388,7 +388,7 @@ def test_a_failure_is_raised_where_the_receipt_is_asked_for() -> None:
         pending.receipt()
 
 
-def test_users_callbacks_are_errands_and_a_faces_hook_is_called_at_once() -> None:
+def test_users_callbacks_wait_and_the_hook_of_a_client_is_called_at_once() -> None:
     scene = connected()
     [pending] = scene.send(b"a")
     told: list[object] = []
@@ -396,8 +396,8 @@ def test_users_callbacks_are_errands_and_a_faces_hook_is_called_at_once() -> Non
     pending.batch.when_settled(lambda _: told.append("hook"))
     scene.store(0)
     assert told == ["hook"]
-    for errand in scene.line.errands():
-        errand()
+    for callback in scene.line.callbacks():
+        callback()
     assert told == ["hook", pending]
     pending.add_done_callback(told.append)
     assert told == ["hook", pending, pending]

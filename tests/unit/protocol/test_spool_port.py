@@ -146,6 +146,6 @@ def test_each_failure_of_the_broker_is_told() -> None:
     scene.send(b"a")
     scene.refuse(Code.READ_ONLY)
     scene.cut()
-    for errand in scene.line.errands():
-        errand()
+    for callback in scene.line.callbacks():
+        callback()
     assert told == ["failed", "failed"]

@@ -62,7 +62,7 @@ class Metronome:
     def is_over(self) -> bool:
         return False
 
-    def errands(self) -> Sequence[Callable[[], None]]:
+    def callbacks(self) -> Sequence[Callable[[], None]]:
         return ()
 
     def close(self, now_ns: int) -> None:

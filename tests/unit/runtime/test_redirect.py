@@ -75,7 +75,7 @@ class Caller:
     def next_deadline(self) -> int | None:
         return None
 
-    def errands(self) -> Sequence[Callable[[], None]]:
+    def callbacks(self) -> Sequence[Callable[[], None]]:
         return ()
 
     def close(self, now_ns: int) -> None:

@@ -77,7 +77,7 @@ class Lines:
     def next_deadline(self) -> int | None:
         return self.deadline_ns
 
-    def errands(self) -> Sequence[Callable[[], None]]:
+    def callbacks(self) -> Sequence[Callable[[], None]]:
         later, self.later = self.later, []
         return later
 
@@ -249,12 +249,12 @@ def test_many_threads_write_in_the_order_in_which_the_core_was_told(server: sock
         assert received == b"".join(order)
 
 
-def test_errands_run_in_the_reader_without_the_lock_and_must_not_wait(server: socket.socket) -> None:
+def test_callbacks_run_in_the_reader_without_the_lock_and_must_not_wait(server: socket.socket) -> None:
     core = Lines()
     with linked(core, port_of(server)) as link, closing(accepted(server)):
         found: list[object] = []
 
-        def errand() -> None:
+        def callback() -> None:
             found.append(link.in_reader)
             with link.lock:
                 found.append("free")
@@ -264,14 +264,14 @@ def test_errands_run_in_the_reader_without_the_lock_and_must_not_wait(server: so
                 found.append(problem)
 
         with link.lock:
-            core.later.append(errand)
+            core.later.append(callback)
         link.stir()
         assert link.wait(lambda: len(found) == 3, WAIT_S)
         assert found[:2] == [True, "free"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_errand_that_fails_is_reported_and_the_link_lives_on(server: socket.socket) -> None:
+def test_a_callback_that_fails_is_reported_and_the_link_lives_on(server: socket.socket) -> None:
     core = Lines()
     with linked(core, port_of(server)) as link, closing(accepted(server)) as far:
         with link.lock:

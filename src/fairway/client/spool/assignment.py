@@ -156,9 +156,9 @@ class SpoolSender(Generic[ConnectionT]):
     def _tell(self) -> None:
         if not self._is_telling:
             self._is_telling = True
-            self.connection.core.line.run_later(self._errand)
+            self.connection.core.line.run_later(self._call_told)
 
-    def _errand(self) -> None:
+    def _call_told(self) -> None:
         self._told(self)
 
 

@@ -278,5 +278,5 @@ class SyncServerConnection:
         if not link.in_reader:
             link.wait(lambda: line.is_closed, min(1.0, self.left_s(end_ns)))
         link.close(1.0)
-        for errand in line.errands():
-            errand()
+        for callback in line.callbacks():
+            callback()

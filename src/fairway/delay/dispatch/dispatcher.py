@@ -176,11 +176,11 @@ class Dispatcher:
             if gone_out >= budget:
                 self.has_more = True
                 break
-            taken, missing, rows, letters = self._gather(rows)
+            taken, missing, rows, composer = self._gather(rows)
             kept.append(missing)
             try:
                 if len(taken):
-                    self._intend(subject, subject_id, target, stream, taken, letters, now_ms)
+                    self._intend(subject, subject_id, target, stream, taken, composer, now_ms)
             except Refused:  # the dispatch log is behind: these rows wait, too
                 kept.append(taken)
                 break
@@ -252,16 +252,16 @@ class Dispatcher:
         spots = table.spots(near)
         ends = np.append(np.flatnonzero(np.diff(spots)) + 1, len(near)).tolist()
         indices = table.index[near].astype(np.int64)
-        letters = BatchComposer()
+        composer = BatchComposer()
         taken: list[RowNumbers] = []
         missing: list[RowNumbers] = []
         start = 0
         for number, end in zip(spots[np.array(ends) - 1].tolist(), ends, strict=True):
             opened = self._record_cache.get(record_key_of(number))
             if opened is not None:
-                fitting = _fitting(opened.sheet, indices[start:end], letters)
+                fitting = _fitting(opened.sheet, indices[start:end], composer)
                 if fitting:
-                    letters.take(opened.sheet, indices[start : start + fitting])
+                    composer.take(opened.sheet, indices[start : start + fitting])
                     taken.append(near[start : start + fitting])
                 if start + fitting < end:  # the intent is full
                     rest = np.concatenate((near[start + fitting :], rest))
@@ -272,7 +272,7 @@ class Dispatcher:
                 missing.append(near[start:end])
                 self._record_cache.want([record_key_of(number)])
             start = end
-        return _joined(taken), _joined(missing), rest, letters
+        return _joined(taken), _joined(missing), rest, composer
 
     def drop_waiting(self, row: int) -> bool:
         """Remove a row that was cancelled or rescheduled. Return whether the row was waiting."""
@@ -311,11 +311,11 @@ class Dispatcher:
         target: str,
         stream: DispatchStream,
         rows: RowNumbers,
-        letters: BatchComposer,
+        composer: BatchComposer,
         now_ms: int,
     ) -> None:
         number, first = self._journal.next_number, stream.next_sequence
-        data = letters.encode(stream.producer_id, first)
+        data = composer.encode(stream.producer_id, first)
         event = DispatchEvent(
             EventKind.INTENT,
             subject_id,
@@ -373,12 +373,12 @@ class Dispatcher:
             return None
         made: list[tuple[DispatchEvent, RowNumbers, bytes]] = []
         for target, chosen in shares.items():
-            letters = BatchComposer(is_copying=True)
+            composer = BatchComposer(is_copying=True)
             for row in chosen:
                 sheet = opened[int(table.spots(np.array([row]))[0])]
                 if sheet is not None:
-                    letters.take(sheet.sheet, table.index[[row]].astype(np.int64))
-            data = letters.encode(streams[target].producer_id, streams[target].next_sequence)
+                    composer.take(sheet.sheet, table.index[[row]].astype(np.int64))
+            data = composer.encode(streams[target].producer_id, streams[target].next_sequence)
             part = event._replace(
                 ranges=ranges_of(table.sequence[chosen]),
                 number=self._journal.next_number + len(made) - 1 if made else event.number,
@@ -426,7 +426,7 @@ class Dispatcher:
         if len(rows) < event.messages or not (table.file[rows] != 0).all():
             return None
         rows = rows[np.argsort(table.sequence[rows], kind="stable")]
-        letters = BatchComposer(is_copying=True)
+        composer = BatchComposer(is_copying=True)
         spots, indices = table.spots(rows), table.index[rows].astype(np.int64)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(spots)) + 1):
             opened = self._record_cache.read(record_key_of(int(spots[part[0]])))
@@ -434,8 +434,8 @@ class Dispatcher:
             if opened is None or is_lost.any():
                 table.become(rows[part[is_lost]], RowState.LOST)
                 return None
-            letters.take(opened.sheet, indices[part])
-        data = letters.encode(event.producer_id, event.first_sequence)
+            composer.take(opened.sheet, indices[part])
+        data = composer.encode(event.producer_id, event.first_sequence)
         if batch.peek(data).crc != event.crc:
             return None
         self._outstanding(event.number, event.target, rows, data)
@@ -452,14 +452,14 @@ class Dispatcher:
         )
 
 
-def _fitting(sheet: BatchArrays, messages: RowNumbers, letters: BatchComposer) -> int:
+def _fitting(sheet: BatchArrays, messages: RowNumbers, composer: BatchComposer) -> int:
     """How many of these messages an intent can take. A message over the limit gets an intent of its own."""
-    room = limits.INTENT_BYTES_MAX - letters.bytes
+    room = limits.INTENT_BYTES_MAX - composer.bytes
     if len(sheet.payloads.data) <= room:
         return len(messages)
     ends = np.cumsum(sheet.payloads.lengths(messages), dtype=np.int64)
     fitting = int(np.searchsorted(ends, room, side="right"))
-    return fitting if fitting or len(letters) else 1
+    return fitting if fitting or len(composer) else 1
 
 
 def _joined(parts: list[RowNumbers]) -> RowNumbers:

@@ -327,14 +327,14 @@ class ScheduleAppender:
         counts: dict[int, int] = {}
         if len(ends) == 1 and len(rows) == batch.peek(first.data).count:
             return {int(places[0]): len(rows)}, first.data, bucket_record.index_of(first.data)  # unopened
-        letters, start = BatchComposer(), 0
+        composer, start = BatchComposer(), 0
         for token, end in zip(places[np.array(ends) - 1].tolist(), ends, strict=True):
-            letters.take(self._young[token].sheet(), messages[start:end])
+            composer.take(self._young[token].sheet(), messages[start:end])
             counts[token] = counts.get(token, 0) + end - start
             start = end
         header = batch.peek(first.data)
         index = self._rows.index_columns.only(rows)
-        return counts, letters.encode(header.producer_id, header.first_sequence, index.due_ms), index
+        return counts, composer.encode(header.producer_id, header.first_sequence, index.due_ms), index
 
     def _refuse(self, gathering: _BucketBatch, now_ms: int) -> None:
         """The disk is full, or the store is poisoned; in that case this method is never called again."""

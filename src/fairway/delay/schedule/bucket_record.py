@@ -248,12 +248,12 @@ class _Collection:
         count = len(self.owner)
         sheets = [BatchArrays(each.data) for each in self.batches]
         empty = BatchArrays(batch.encode([b""] * count, producer_id=_NOBODY, first_sequence=0, created_ms=created_ms))
-        letters, due_ms = BatchComposer(is_copying=True), np.zeros(count, np.int64)
+        composer, due_ms = BatchComposer(is_copying=True), np.zeros(count, np.int64)
         for part in np.split(np.arange(count), np.flatnonzero(np.diff(self.owner)) + 1):
             owner, places = int(self.owner[part[0]]), self.places[part]
             if owner < 0:
-                letters.take(empty, part)
+                composer.take(empty, part)
             else:
-                letters.take(sheets[owner], places)
+                composer.take(sheets[owner], places)
                 due_ms[part] = sheets[owner].due_ms[places]
-        return letters.encode(_NOBODY, 0, due_ms)
+        return composer.encode(_NOBODY, 0, due_ms)

@@ -404,12 +404,12 @@ def header_in(raw: bytes, position: int, log_id: int) -> RecordHeader | None:
 
 def _gathered(batches: list[StoredBatch], sequences: Sequences, *, is_of_split: bool) -> bytes:
     """Messages of several batches, or some of one, put together as the appender or a split does."""
-    letters, due_ms = BatchComposer(is_copying=is_of_split), list[np.ndarray]()
+    composer, due_ms = BatchComposer(is_copying=is_of_split), list[np.ndarray]()
     for each in batches:
         first, end = each.entry.first_sequence, each.entry.end_sequence
         chosen = (sequences[(sequences >= first) & (sequences < end)] - np.uint64(first)).astype(np.int64)
-        letters.take(BatchArrays(each.data), chosen)
+        composer.take(BatchArrays(each.data), chosen)
         due_ms.append(bucket_record.index_of(each.data).due_ms[chosen])
     header = batch.peek(batches[0].data)
     producer_id, first_sequence = _OF_SPLIT if is_of_split else (header.producer_id, header.first_sequence)
-    return letters.encode(producer_id, first_sequence, np.concatenate(due_ms))
+    return composer.encode(producer_id, first_sequence, np.concatenate(due_ms))

@@ -164,7 +164,6 @@ class PendingMessages:
         return self._journal.append(events)
 
 
-STRETCHES_MAX = 10_000  # intervals of a histogram
 _SLICE_ROWS = 250_000  # checked in one step: 1 ms
 _SORT_ROWS = 16_384  # sorted in one step, at most twice as many: 5 ms
 _WINDOW_ROWS = 16_384  # found in one walk, for this page and the next ones
@@ -294,9 +293,10 @@ class Browser:
                 starts, counts = np.unique(self._rows.due_ms[found] // width_ms, return_counts=True)
                 for start, each in zip(starts.tolist(), counts.tolist(), strict=True):
                     stretches[start] = stretches.get(start, 0) + each
-                if len(stretches) > STRETCHES_MAX:
+                if len(stretches) > limits.TALLY_STRETCHES_MAX:
                     raise Refused(
-                        Code.BAD_REQUEST, f"more than {STRETCHES_MAX:,} stretches of {width_ms} ms: use a wider width"
+                        Code.BAD_REQUEST,
+                        f"more than {limits.TALLY_STRETCHES_MAX:,} stretches of {width_ms} ms: use a wider width",
                     )
         return PendingCount(count, [(start * width_ms, stretches[start]) for start in sorted(stretches)])
 

@@ -91,10 +91,7 @@ class Metrics:
         out.one("settled_messages_total", "counter", "Messages acked, retried, rejected.", meters.settled_messages)
         out.one("stale_messages_total", "counter", "Messages settled by a former holder.", meters.stale_messages)
         out.one("scanned_bytes_total", "counter", "Bytes of batches sent to scans.", meters.scanned_bytes)
-        refusals = sorted((code.value, count) for code, count in meters.refusals.items())
-        out.family(
-            "refusals_total", "counter", "Requests refused.", [({"code": code}, count) for code, count in refusals]
-        )
+        meters.show_refusals(out)
         expired = broker.scheduler.tally.expired.items()
         out.family(
             "expired_requests_total",
@@ -105,8 +102,7 @@ class Metrics:
 
     def _connections(self, out: MetricsText) -> None:
         broker, session_manager = self._broker, self._broker.session_manager
-        out.one("connections", "gauge", "Connections open.", len(session_manager))
-        out.one("connections_total", "counter", "Connections accepted.", broker.meters.connections)
+        broker.show_connections(out)
         held = {
             "partial": session_manager.incoming.taken_bytes,
             "waiting": broker.waiting.taken_bytes,

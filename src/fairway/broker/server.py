@@ -52,13 +52,12 @@ from fairway.runtime.rng import Rng
 from fairway.runtime.threads import JobRunner, WorkPool
 from fairway.scheduling import Processor, Scheduler, SchedulerOptions, VirtualTime
 from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of
-from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
-from fairway.serving.memory_budget import Allowance
-from fairway.serving.metrics import CONTENT_TYPE, ServerCounters, SyncWatch
+from fairway.serving.http import HttpResponse
+from fairway.serving.metrics import CONTENT_TYPE, SyncWatch
 from fairway.serving.rates import CreationRate
-from fairway.serving.requests import MessageT, Requester, ServedRequest, admit, hand_to
+from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
 from fairway.serving.session import ServerSession
-from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
+from fairway.serving.session_manager import SessionManagerOptions, SocketServer, check_host
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.flusher import Durability
 from fairway.storage.open_store import RecoveredStore, recover
@@ -124,7 +123,7 @@ class BrokerWorld:
     pool: WorkPool | None = None  # decompresses large batches; None: the loop does
 
 
-class Broker:
+class Broker(SocketServer):
     """One broker on one loop. `await Broker.start(...)`, then `await broker.stop()`."""
 
     def __init__(
@@ -139,31 +138,23 @@ class Broker:
         is_off: IsOff | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
-        self.clock = clock = world.clock
+        clock = world.clock
+        scheduler = Scheduler(clock, loop, options.scheduler, order, self._commit_turn)
+        super().__init__(clock, world.net, scheduler, options.session_manager(), options.waiting_bytes_max, "broker")
         self._disk = world.disk
         self.copy_status = copy_status  # of one copy of several; None: the broker is alone
         self.store = store
         self.options = options
         self.delay = delay
-        self.scheduler = scheduler = Scheduler(clock, loop, options.scheduler, order, self._commit_turn)
         self.coordinator = GroupCoordinator(
             groups, store, scheduler, clock, loop.call_later, options.groups_bytes_max, DeadLetterWriter, is_off
         )
         self.maintenance = BrokerMaintenance(self.coordinator, options.housekeeping_ms)
-        self.meters = ServerCounters()
-        self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this broker's requests")
-        self.session_manager = SessionManager(
-            clock, options.session_manager(), self.meters, self.scheduler, self.waiting, self.handle, self._on_closed
-        )
         self.sync_watches = {
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
-        self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._listeners = Listeners(world.net, self.session_manager, HttpListener(self.pages))
         self.metrics = Metrics(self)
-        self._started_ms = world.clock.wall_ms()
-        self._is_stopping = False
         self._failed = asyncio.Event()
         self._sync_timer: asyncio.TimerHandle | None = None
         store.on_fault = self._on_fault
@@ -272,10 +263,6 @@ class Broker:
             self.coordinator.wake_subject(state.id)
 
     @property
-    def port(self) -> int:
-        return self._listeners.port
-
-    @property
     def url(self) -> str:
         return f"fairway://{_bracketed(self.options.host)}:{self.port}"
 
@@ -295,17 +282,8 @@ class Broker:
     def _metrics_page(self) -> HttpResponse:
         return HttpResponse(200, self.metrics.page(), CONTENT_TYPE)
 
-    def _live_page(self) -> HttpResponse:
-        """Answer 503 where a restart would help: after a fault of the store."""
-        return HttpResponse(200, "alive\n") if self.store.fault is None else HttpResponse(503, f"{self.store.fault}\n")
-
-    def _ready_page(self) -> HttpResponse:
-        """Answer 200 where clients may be sent to this broker."""
-        if self.store.fault is not None:
-            return HttpResponse(503, f"{self.store.fault}\n")
-        if self._is_stopping or not self._listeners.are_open:
-            return HttpResponse(503, "stopping\n" if self._is_stopping else "starting\n")
-        return EXHAUSTED if self.waiting.is_exhausted else HttpResponse(200, "ready\n")
+    def _fault(self) -> StorageFault | None:
+        return self.store.fault
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

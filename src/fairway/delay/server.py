@@ -28,7 +28,7 @@ from fairway.delay.engine import DelayOptions, Engine, recover_logs
 from fairway.delay.install import Disks
 from fairway.delay.service import Delay, DelayWorld
 from fairway.delay.snapshot import SnapshotReceiver, Snapshots
-from fairway.errors import Code, FairwayError, Refused
+from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.messages import Produce
@@ -44,13 +44,12 @@ from fairway.runtime.net import Address
 from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
 from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of
-from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse, ProbePages, show_store
-from fairway.serving.memory_budget import Allowance
+from fairway.serving.http import HttpResponse, ProbePages, show_store
 from fairway.serving.memory_plan import server_accounts, show
-from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
-from fairway.serving.requests import Requester, admit, hand_to
+from fairway.serving.metrics import CONTENT_TYPE, MetricsText
+from fairway.serving.requests import admit, hand_to
 from fairway.serving.session import ServerSession
-from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
+from fairway.serving.session_manager import SessionManagerOptions, SocketServer, check_host
 from fairway.storage.directory import DirectoryIdentity
 from fairway.storage.store import Store
 
@@ -86,34 +85,23 @@ class ServerOptions:
         return self.session_manager.connection
 
 
-class DelayServer:
+class DelayServer(SocketServer):
     """One delay server on one loop. `await DelayServer.start(...)`, then `await server.stop()`."""
 
     def __init__(
         self, world: DelayWorld, options: ServerOptions, delay: Delay, copy_status: CopyStatus | None = None
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.clock = world.clock
+        clock, sessions = world.clock, options.session_manager
+        scheduler = Scheduler(clock, asyncio.get_running_loop(), options.scheduler)
+        super().__init__(clock, world.net, scheduler, sessions, options.waiting_bytes_max, "delay server")
         self.options = options
         self.delay = delay
         self.copy_status = copy_status  # if it is one copy of several
-        self.scheduler = Scheduler(world.clock, loop, options.scheduler)
-        self.meters = ServerCounters()
-        self.waiting: Allowance[Requester] = Allowance(
-            options.waiting_bytes_max, "wait in this delay server's requests"
-        )
-        self.session_manager = SessionManager(
-            world.clock, options.session_manager, self.meters, self.scheduler, self.waiting, self.handle
-        )
-        self.pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._listeners = Listeners(world.net, self.session_manager, HttpListener(self.pages))
         self._describer = _Describer(self._state)
-        self._started_ms = world.clock.wall_ms()
         self._world = world
         self._metas: tuple[Address, ...] = ()
         self._target_finder: TargetFinder | None = None
         self._snapshots: Snapshots | None = None
-        self._is_stopping = False
 
     @classmethod
     async def start(
@@ -202,14 +190,6 @@ class DelayServer:
             )
         return self._snapshots
 
-    @property
-    def port(self) -> int:
-        return self._listeners.port
-
-    @property
-    def http_port(self) -> int | None:
-        return self._listeners.http_port
-
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
@@ -250,11 +230,8 @@ class DelayServer:
 
     def _metrics_page(self) -> HttpResponse:
         out = MetricsText()
-        out.one("connections", "gauge", "Connections open.", len(self.session_manager))
-        out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
-        refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
-        codes = [({"code": code}, count) for code, count in refusals]
-        out.family("refusals_total", "counter", "Requests refused.", codes)
+        self.show_connections(out)
+        self.meters.show_refusals(out)
         accounts = server_accounts(self.options.memory_bytes_max, self.session_manager, self.waiting)
         show(out, [*accounts, *self.delay.request_handler.memory_accounts()])
         store = self.delay.engine.store
@@ -271,19 +248,12 @@ class DelayServer:
         self.delay.request_handler.show(out)
         return HttpResponse(200, out.text(), CONTENT_TYPE)
 
-    def _live_page(self) -> HttpResponse:
-        """Whether a restart would help: it does when the disk has failed."""
-        fault = self.delay.engine.fault
-        return HttpResponse(200, "alive\n") if fault is None else HttpResponse(503, f"{fault}\n")
+    def _fault(self) -> StorageFault | None:
+        return self.delay.engine.fault
 
-    def _ready_page(self) -> HttpResponse:
-        """Whether to send clients here. A server that still loads takes messages, and questions wait."""
-        fault = self.delay.engine.fault
-        if fault is not None or self._is_stopping or not self._listeners.are_open:
-            return HttpResponse(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
-        if self.waiting.is_exhausted:
-            return EXHAUSTED
-        return HttpResponse(200, "ready\n" if self.delay.engine.is_loaded else "ready, loading\n")
+    def _readiness(self) -> str:
+        """A server that still loads takes messages, and questions wait."""
+        return "ready" if self.delay.engine.is_loaded else "ready, loading"
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

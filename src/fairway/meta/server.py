@@ -42,14 +42,13 @@ from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.runtime.service import cancel
 from fairway.scheduling import Scheduler
-from fairway.serving.http import EXHAUSTED, HttpListener, HttpResponse
-from fairway.serving.memory_budget import Allowance
+from fairway.serving.http import HttpResponse
 from fairway.serving.memory_plan import MemoryAccount, server_accounts, show
-from fairway.serving.metrics import CONTENT_TYPE, MetricsText, ServerCounters
+from fairway.serving.metrics import CONTENT_TYPE, MetricsText
 from fairway.serving.rates import CreationRate
-from fairway.serving.requests import Requester, ServedRequest, admit
+from fairway.serving.requests import ServedRequest, admit
 from fairway.serving.session import ServerSession
-from fairway.serving.session_manager import Listeners, SessionManager, SessionManagerOptions, check_host
+from fairway.serving.session_manager import SessionManagerOptions, SocketServer, check_host
 
 _RETRY_FIRST_MS = 100
 _RETRY_MOST_MS = 5_000
@@ -163,27 +162,16 @@ class MetaWorld:
     sessions: SqliteRegistry | None = None
 
 
-class MetaServer:
+class MetaServer(SocketServer):
     """One meta server on one loop. `await MetaServer.start(...)`, then `await server.stop()`, which closes the
     registry, too."""
 
     def __init__(self, world: MetaWorld, options: MetaOptions, remark: Callable[[str], None]) -> None:
-        self.clock = world.clock
+        clock = world.clock
+        accounts = Scheduler(clock, asyncio.get_running_loop())  # of connections: there are no actors here
+        super().__init__(clock, world.net, accounts, options.feeding(), options.waiting_bytes_max, "meta server")
         self.options = options
-        self.meters = ServerCounters()
-        self._started_ms = world.clock.wall_ms()
-        accounts = Scheduler(world.clock, asyncio.get_running_loop())  # of connections: there are no actors here
-        self.waiting: Allowance[Requester] = Allowance(options.waiting_bytes_max, "wait in this meta server's requests")
         self.registers = RegistryRequestHandler(world.sessions, self._started_ms, options.registry_bytes_max)
-        self.session_manager = SessionManager(
-            world.clock,
-            options.feeding(),
-            self.meters,
-            accounts,
-            self.waiting,
-            self.handle,
-            self.registers.memory.forget_payer,  # sessions of a closed connection last a while, and cost nobody
-        )
         self.cluster_state = ClusterState()
         self._world = world
         self._registry = world.registry
@@ -208,11 +196,8 @@ class MetaServer:
         self._upkeep = RouteUpkeep(
             self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
         )
-        pages = {"/metrics": self._metrics_page, "/livez": self._live_page, "/readyz": self._ready_page}
-        self._listeners = Listeners(world.net, self.session_manager, HttpListener(pages))
         self._presence: Presence | None = None
         self._decisions: dict[asyncio.Task[None], None] = {}
-        self._is_stopping = False
 
     @classmethod
     async def start(
@@ -234,13 +219,9 @@ class MetaServer:
         server._upkeep.start()
         return server
 
-    @property
-    def port(self) -> int:
-        return self._listeners.port
-
-    @property
-    def http_port(self) -> int | None:
-        return self._listeners.http_port
+    def _on_closed(self, session: ServerSession) -> None:
+        """The registry's sessions of a closed connection last a while, and cost nobody."""
+        self.registers.memory.forget_payer(session)
 
     @property
     def address(self) -> str:
@@ -348,11 +329,8 @@ class MetaServer:
 
     def _metrics_page(self) -> HttpResponse:
         out = MetricsText()
-        out.one("connections", "gauge", "Connections open.", len(self.session_manager))
-        out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)
-        refusals = sorted((code.value, count) for code, count in self.meters.refusals.items())
-        codes = [({"code": code}, count) for code, count in refusals]
-        out.family("refusals_total", "counter", "Requests refused.", codes)
+        self.show_connections(out)
+        self.meters.show_refusals(out)
         show(out, self.accounts())
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
@@ -375,18 +353,10 @@ class MetaServer:
         )  # fmt: skip
         return HttpResponse(200, out.text(), CONTENT_TYPE)
 
-    def _live_page(self) -> HttpResponse:
-        return HttpResponse(200, "alive\n")
-
-    def _ready_page(self) -> HttpResponse:
-        """Whether to send clients here. A server that has read the registry answers them, even while the registry is
-        away."""
-        if self._is_stopping or not self._listeners.are_open:
-            return HttpResponse(503, f"{'stopping' if self._is_stopping else 'starting'}\n")
-        if self.waiting.is_exhausted:
-            return EXHAUSTED
+    def _readiness(self) -> str:
+        """A server that has read the registry answers clients, even while the registry is away."""
         why = self.registry_watcher.why_old()
-        return HttpResponse(200, f"ready, but {why}\n" if why else "ready\n")
+        return f"ready, but {why}" if why else "ready"
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

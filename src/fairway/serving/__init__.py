@@ -1,7 +1,7 @@
 """The parts that every server shares: sessions and their bounds, requests, memory bounds, metrics and probes.
 
     session            one client connection: bytes in, requests out, answers back
-    session_manager    the listeners and all sessions of a server; check of the address to listen on
+    session_manager    the listeners and all sessions of a server; the base of every server with a port
     read_limits        memory for frames that have arrived in part; turns for connections that send much
     requests           one request as an actor sees it, with the way back to its session
     memory_budget      bounds on memory that many holders share: `Allowance` and `Budget`

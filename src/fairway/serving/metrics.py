@@ -117,6 +117,11 @@ class ServerCounters:
     def refused(self, code: Code) -> None:
         self.refusals[code] += 1
 
+    def show_refusals(self, out: MetricsText) -> None:
+        refusals = sorted((code.value, count) for code, count in self.refusals.items())
+        codes = [({"code": code}, count) for code, count in refusals]
+        out.family("refusals_total", "counter", "Requests refused.", codes)
+
     def answered(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
         """Count an answer by its type. Every answer passes here, whichever part of the server gave it."""
         if isinstance(message, Produced):

@@ -1,28 +1,30 @@
 """The listeners and the sessions of a server: which clients get in, what they hold together, and how they leave.
 
 `Listeners` opens the port for clients, and the port for probes if the server has one. `SessionManager` is the host of
-all sessions: it bounds their number, their partial frames and their unsent answers, and closes them.
+all sessions: it bounds their number, their partial frames and their unsent answers, and closes them. `SocketServer` is
+the base of every server with a port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fairway import limits
-from fairway.errors import Code, Misuse, Refused
+from fairway.errors import Code, Misuse, Refused, StorageFault
 from fairway.protocol import Bytes, ConnectionOptions, RequestReceived
 from fairway.runtime.buffers import LazyBuffer
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import ListeningSocket, Net
 from fairway.scheduling import Scheduler
-from fairway.serving.http import HttpListener
+from fairway.serving.http import EXHAUSTED, LIVE, METRICS, READY, HttpListener, HttpResponse, Pages
 from fairway.serving.memory_budget import Allowance, Budget
-from fairway.serving.metrics import ServerCounters
+from fairway.serving.metrics import MetricsText, ServerCounters
 from fairway.serving.read_limits import FrameAdmission, ReadThrottle
 from fairway.serving.requests import Requester, ServedRequest
 from fairway.serving.session import ServerSession
@@ -272,3 +274,72 @@ class SessionManager:
             async with asyncio.timeout(within_ms / 1_000):
                 await self._deserted.wait()
         self.cut_off()
+
+
+class SocketServer(ABC):
+    """What brokers, delay servers and meta servers have in common: ports, sessions, a bound on waiting requests, and
+    the pages for probes. `name`: how the server calls itself."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        net: Net,
+        scheduler: Scheduler,
+        options: SessionManagerOptions,
+        waiting_bytes_max: int,
+        name: str,
+    ) -> None:
+        self.clock = clock
+        self.scheduler = scheduler
+        self.meters = ServerCounters()
+        self.waiting: Allowance[Requester] = Allowance(waiting_bytes_max, f"wait in this {name}'s requests")
+        self.session_manager = SessionManager(
+            clock, options, self.meters, scheduler, self.waiting, self.handle, self._on_closed
+        )
+        self.pages: Pages = {METRICS: self._metrics_page, LIVE: self._live_page, READY: self._ready_page}
+        self._listeners = Listeners(net, self.session_manager, HttpListener(self.pages))
+        self._started_ms = clock.wall_ms()
+        self._is_stopping = False
+
+    @abstractmethod
+    def handle(self, session: ServerSession, received: RequestReceived) -> None:
+        """Take a request. The session answers the `Refused` and `Misuse` that this raises."""
+
+    def _on_closed(self, session: ServerSession) -> None:
+        """A session has ended."""
+        del session
+
+    @property
+    def port(self) -> int:
+        return self._listeners.port
+
+    @property
+    def http_port(self) -> int | None:
+        return self._listeners.http_port
+
+    # --- pages for probes --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _metrics_page(self) -> HttpResponse: ...
+
+    def _fault(self) -> StorageFault | None:
+        """Why a restart would help; None: it would not."""
+        return None
+
+    def _readiness(self) -> str:
+        """What a server says to which clients may be sent."""
+        return "ready"
+
+    def _live_page(self) -> HttpResponse:
+        fault = self._fault()
+        return HttpResponse(200, "alive\n") if fault is None else HttpResponse(503, f"{fault}\n")
+
+    def _ready_page(self) -> HttpResponse:
+        fault = self._fault()
+        if fault is not None or self._is_stopping or not self._listeners.are_open:
+            return HttpResponse(503, f"{fault or ('stopping' if self._is_stopping else 'starting')}\n")
+        return EXHAUSTED if self.waiting.is_exhausted else HttpResponse(200, f"{self._readiness()}\n")
+
+    def show_connections(self, out: MetricsText) -> None:
+        out.one("connections", "gauge", "Connections open.", len(self.session_manager))
+        out.one("connections_total", "counter", "Connections accepted.", self.meters.connections)

@@ -26,7 +26,6 @@ from fairway.client.spool.journal_files import (
     ASIDE,
     CHUNK_BYTES,
     CLUSTER_VERSION,
-    KEPT,
     KEYED_CLUSTER_VERSION,
     KEYED_VERSION,
     VERSION,
@@ -246,10 +245,6 @@ class Journal:
 
     def read_aside(self, name: str) -> tuple[Aside, bytes]:
         return read_aside(self.disk, name, self.name)
-
-    def kept_pieces(self) -> list[str]:
-        """The names of the damaged pieces in `kept`, from this opening or earlier ones."""
-        return [f"{KEPT}/{name}" for name in self.disk.listing(KEPT) if not name.endswith(".tmp")]
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

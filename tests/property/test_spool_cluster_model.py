@@ -1,5 +1,5 @@
-"""Through all faults of brokers, network, process and disk, and wherever subjects go: a message with a receipt of
-either kind is stored once, in one broker group, and the messages of a key of an ordered subject in their order."""
+"""Through all faults of brokers, network, process and disk, and wherever subjects go, a message with a receipt of
+either kind is stored once, in one broker group. The messages of a key of an ordered subject keep their order."""
 
 from __future__ import annotations
 

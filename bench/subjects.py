@@ -42,8 +42,7 @@ from fairway import aio, batch, limits
 from fairway.broker.broker_copy import GroupSwitches
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
 from fairway.errors import FairwayError
-from fairway.lookup.registries import open_registry, parse_meta
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer, open_registry, parse_meta
 from fairway.names import GroupName, Subject
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout

@@ -51,11 +51,19 @@ from fairway.runtime.net import Net
 from fairway.runtime.rng import Rng
 from fairway.runtime.threads import JobRunner, WorkPool
 from fairway.scheduling import Processor, Scheduler, SchedulerOptions, VirtualTime
-from fairway.serving.delay_port import NO_DELAY_PORT, DelayPort, concerns_delay, key_of
 from fairway.serving.http import HttpResponse
 from fairway.serving.metrics import CONTENT_TYPE, SyncWatch
 from fairway.serving.rates import CreationRate
-from fairway.serving.requests import MessageT, ServedRequest, admit, hand_to
+from fairway.serving.requests import (
+    NO_DELAY_PORT,
+    DelayPort,
+    MessageT,
+    ServedRequest,
+    admit,
+    concerns_delay,
+    hand_to,
+    key_of,
+)
 from fairway.serving.session import ServerSession
 from fairway.serving.session_manager import SessionManagerOptions, SocketServer, check_host
 from fairway.storage.directory import DirectoryIdentity

@@ -1,8 +1,7 @@
 """Careers: leader election for programs. One of many candidates works at a time, and hands over in order.
 
-    career               `Career` and `AioCareer`: the class that a user writes
-    candidate            `elect` and `elect_async`: a candidate in a thread, or on an event loop; its core;
-                         `Leadership`, which a career sees
+    candidate            `Career` and `AioCareer`, the class that a user writes; `Leadership`, which a career sees;
+                         `elect` and `elect_async`: a candidate in a thread, or on an event loop
     state_machine        the candidate's next step, as a table; no I/O
     election             the interface of an election, an election with a thread, and one within a process
     zookeeper_election   an election on ZooKeeper
@@ -14,8 +13,7 @@ the core for the next duty, and carries it out: campaign, inaugurate, execute, h
 
 from __future__ import annotations
 
-from fairway.career.candidate import AioCandidacy, Candidacy, Leadership, elect, elect_async
-from fairway.career.career import AioCareer, Career
+from fairway.career.candidate import AioCandidacy, AioCareer, Candidacy, Career, Leadership, elect, elect_async
 from fairway.career.election import Election, ElectionListener, LocalBallot, LocalElection
 from fairway.career.meta_election import MetaElection
 from fairway.career.state_machine import Confirmation

@@ -17,8 +17,7 @@ from fairway.cli.arguments import Interval
 from fairway.cli.connections import CommonOptions, common_options
 from fairway.cli.settings import CliOptions
 from fairway.errors import FairwayError
-from fairway.lookup.registries import parse_meta
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer, parse_meta
 from fairway.protocol.admin_messages import BrokerState, Depth, Describe, Described
 from fairway.protocol.route_messages import Copy, GroupRoute, RouteChange, Routed
 from fairway.registry.layout import IN_TRANSIT, MASTER

@@ -19,8 +19,7 @@ from fairway.cli import output
 from fairway.cli.arguments import AsJson
 from fairway.cli.settings import CliOptions, ConfigFile, Patience, Url, gathered, resolve
 from fairway.errors import Code, InvariantViolated, Refused, Unreachable
-from fairway.lookup.registries import parse_meta
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer, parse_meta
 from fairway.protocol.admin_messages import (
     BrokerState,
     Depth,

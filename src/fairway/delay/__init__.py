@@ -2,10 +2,9 @@
 
     engine             all data of a delay server, without a network; its options
     pending_messages   cancel, reschedule, list and count pending messages
-    history            what happened to delayed messages, read from both logs
     maintenance        frees rows that are finished; splits, deletes and checkpoints every minute
     recovery           from a start, or a change of masters, to normal work
-    requests           answers the requests of clients; its metrics
+    requests           answers the requests of clients; the history of delayed messages, from both logs; metrics
     service            a delay server without a port of its own, as it runs in `fairway up`
     server             a delay server with a port of its own, alone or as one copy of several
     replica            a replica's rows and buckets, made from its master's logs, so that it can lead at any time

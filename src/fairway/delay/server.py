@@ -43,11 +43,10 @@ from fairway.runtime.disk import Disk
 from fairway.runtime.net import Address
 from fairway.runtime.threads import JobRunner
 from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
-from fairway.serving.delay_port import DelayRequest, concerns_delay, key_of
 from fairway.serving.http import HttpResponse, ProbePages, show_store
 from fairway.serving.memory_plan import server_accounts, show
 from fairway.serving.metrics import CONTENT_TYPE, MetricsText
-from fairway.serving.requests import admit, hand_to
+from fairway.serving.requests import DelayRequest, admit, concerns_delay, hand_to, key_of
 from fairway.serving.session import ServerSession
 from fairway.serving.session_manager import SessionManagerOptions, SocketServer, check_host
 from fairway.storage.directory import DirectoryIdentity

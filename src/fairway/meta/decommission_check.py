@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fairway.errors import FairwayError, Unreachable
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer
 from fairway.meta.cluster_state import DELAY, GroupView, address_of
 from fairway.protocol.admin_messages import Depth, Describe, Described, GroupDescription, SubjectDescription
 from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, Which

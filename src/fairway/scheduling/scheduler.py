@@ -138,7 +138,7 @@ class ActorTimers:
 class SchedulerOptions:
     """The options of the scheduler that an operator may set."""
 
-    slice_ns: int = 200_000  # half the wait of 0.5 ms, for 1 to 3 % of the loop's time (docs/adr/0005, bench/slices)
+    slice_ns: int = 200_000  # half the wait of 0.5 ms, for 1 to 3 % of the loop's time (ADR 0005, bench/slices)
     # actors with one short request each; with one slice per turn, each would cost a poll of the system
     turn_slices_max: int = 256
     floor_ns: int = 2_000  # the least charge of a request: about the cost of a request that finds nothing

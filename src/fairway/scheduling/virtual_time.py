@@ -8,7 +8,7 @@ and a slow reader is not held back.
 So a new actor starts at the least time that any ready actor has used, and a sleeping actor that wakes up at most 1 ms
 below that. Neither can spend the time that it did not use, and neither has to wait until the others have caught up. The
 millisecond is for short naps. A group of two consumers empties its mailbox with every slice, and is idle until their
-next requests have come. Without the millisecond, each nap would cost the group its unused time (docs/adr/0005). In the
+next requests have come. Without the millisecond, each nap would cost the group its unused time (ADR 0005). In the
 long run no actor gains more than that 1 ms by it.
 
 Virtual time advances with the time given, divided by the weight of all ready actors, as in weighted fair queueing.

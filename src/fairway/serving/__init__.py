@@ -3,11 +3,10 @@
     session            one client connection: bytes in, requests out, answers back
     session_manager    the listeners and all sessions of a server; the base of every server with a port
     read_limits        memory for frames that have arrived in part; turns for connections that send much
-    requests           one request as an actor sees it, with the way back to its session
+    requests           one request as an actor sees it, with the way back to its session; `DelayPort`
     memory_budget      bounds on memory that many holders share: `Allowance` and `Budget`
     memory_plan        divides --memory-mib between the budgets of a server; accounts for /metrics
     rates              token buckets; how fast clients may create subjects
-    delay_port         what a broker calls for delayed messages, where a delay server shares its port
     metrics            counters, histograms and the Prometheus text format
     http               /metrics, /livez and /readyz over HTTP
 

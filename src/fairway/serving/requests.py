@@ -4,16 +4,21 @@
 actor's mailbox. A request is answered once: by its processor, by `refuse`, or not at all if its client is gone.
 
 `produced` is the part of a PRODUCE that brokers and delay servers share.
+
+A broker and a delay server may share an address. The broker then passes requests about delayed messages to a
+`DelayPort`. Servers do not import one another, so the protocol is here, and the command line gives the delay server to
+the broker (ADR 0009).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from fairway import limits
+from fairway import batch, limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
+from fairway.names import Subject
 from fairway.protocol import Bytes, ControlMessage, RequestReceived
 from fairway.protocol.admin_messages import (
     Describe,
@@ -26,13 +31,18 @@ from fairway.protocol.admin_messages import (
     Switch,
     Weigh,
 )
+from fairway.protocol.delay_messages import Cancel, DelayTally, History, PendingListed, Reschedule, Resend
 from fairway.protocol.messages import Heartbeat, Leave, Produce, Produced, Pull
 from fairway.protocol.route_messages import Register, Route
 from fairway.runtime.buffers import LazyBuffer
-from fairway.scheduling import Account, Expiry, Processor, Scheduler
+from fairway.scheduling import Account, Actor, Expiry, Processor, Scheduler, TurnResult
 from fairway.serving.memory_budget import Allowance
+from fairway.serving.metrics import MetricsText
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
+
+if TYPE_CHECKING:
+    from fairway.serving.memory_plan import MemoryAccount
 
 MessageT = TypeVar("MessageT", bound=ControlMessage)
 
@@ -267,3 +277,54 @@ def produced(receipt: AppendReceipt, store: Store) -> Produced:
     return Produced(
         receipt.first_sequence, receipt.count, receipt.appended_ms, receipt.is_duplicate, store.messages.log.epoch
     )
+
+
+DelayRequest: TypeAlias = ServedRequest[ControlMessage]
+
+QUESTIONS = (
+    Cancel,
+    Reschedule,
+    PendingListed,
+    DelayTally,
+    History,
+    Resend,
+)  # a union written where it is needed costs 1 µs
+NO_DELAY_PORT = Refused(
+    Code.BAD_REQUEST,
+    "this broker keeps no delayed messages: run `fairway up`, or give the client the address of a delay server, "
+    "fairway://HOST:PORT?delay=HOST:PORT",
+)
+
+
+class DelayPort(Protocol):
+    """Takes batches with due times, and requests about pending messages: a processor for the server's scheduler."""
+
+    def process(self, request: DelayRequest, actor: Actor) -> TurnResult: ...
+
+    def expire(self, request: DelayRequest, expiry: Expiry) -> None: ...
+
+    def fail(self, request: DelayRequest, error: Exception) -> None: ...
+
+    def show(self, out: MetricsText) -> None:
+        """Write the figures of the delay server."""
+
+    def memory_accounts(self) -> list[MemoryAccount]:
+        """The memory accounts of the delay server."""
+
+    @property
+    def damaged(self) -> int:
+        """Records of delayed messages that the disk has lost."""
+
+
+def concerns_delay(received: RequestReceived) -> bool:
+    """Whether a request is for the delay port."""
+    message = received.message
+    if isinstance(message, Produce):
+        return batch.is_delayed(received.attachments[0])
+    return isinstance(message, QUESTIONS)
+
+
+def key_of(message: ControlMessage) -> Hashable:
+    """The key of the actor: subjects do not crowd out one another, and requests about pending messages delay no
+    batches."""
+    return ("delay", Subject.parse(message.subject)) if isinstance(message, Produce) else ("delay",)

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from fairway.runtime.net import Net
     from fairway.runtime.threaded_link import Link
     from fairway.scheduling import Actor, Expiry, TurnResult
-    from fairway.serving.delay_port import DelayRequest
     from fairway.serving.metrics import MetricsText
+    from fairway.serving.requests import DelayRequest
 
 
 FOR_EVER_S = 600.0  # virtual; longer than any lease, backoff or heartbeat that could end a wait by itself

@@ -11,7 +11,7 @@ import pytest
 
 import fairway
 from fairway.client.core import ClientOptions
-from fairway.client.sync.cluster import SyncClusterClient
+from fairway.client.sync.connection import SyncClusterClient
 from fairway.errors import BufferFull
 from fairway.lookup.routes import home
 from fairway.protocol.admin_messages import Depth, Describe

@@ -15,7 +15,7 @@ import pytest
 
 import fairway
 import fairway.aio
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer
 from fairway.protocol.route_messages import ClientRole, Govern, Governed, Route, RouteChange, Routed
 from fairway.runtime.clock import RealClock
 from fairway.runtime.net import RealNet

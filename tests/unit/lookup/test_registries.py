@@ -12,8 +12,7 @@ import pytest
 
 from fairway.errors import Misuse, Refused, Unreachable
 from fairway.lookup import registries
-from fairway.lookup.registries import open_registry, parse_meta, parse_sqlite, parse_zookeeper
-from fairway.lookup.requests import Inquirer
+from fairway.lookup.registries import Inquirer, open_registry, parse_meta, parse_sqlite, parse_zookeeper
 from fairway.meta.server import MetaOptions
 from fairway.protocol.line import Answer, RequestOutcome
 from fairway.protocol.messages import ControlMessage

@@ -2,7 +2,6 @@
 
 client       `connect`, and the client
 consumer     a member of a group
-connection   one connection to a server, and the awaitable outcomes of what is sent there
-cluster      sends and asks in a cluster, and waits for several broker groups
+connection   connections to one server or to a cluster, and the awaitable outcomes of what is sent there
 forwarder    the process-forward producer
 """

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fairway.batch import MessageId
 from fairway.client import commands, url
-from fairway.client.aio.cluster import AioClusterClient, AioConsumerLink
-from fairway.client.aio.connection import AioBatch, AioPending, AioServerConnection
+from fairway.client.aio.connection import AioBatch, AioClusterClient, AioConsumerLink, AioPending, AioServerConnection
 from fairway.client.aio.consumer import AioConsumer
 from fairway.client.client_log import ClientLog, logged_session
 from fairway.client.cluster.requests import is_elsewhere, to_scan

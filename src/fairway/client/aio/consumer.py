@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from fairway.client.aio.cluster import AioConsumerLink
+from fairway.client.aio.connection import AioConsumerLink
 from fairway.client.core import Duration, end_of, seconds_of
 from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message

@@ -45,8 +45,14 @@ from fairway.client.core import (
 from fairway.client.delayed_messages import AskDelayServer, Delayed, columns_of, dues_of
 from fairway.client.spool.spool import SpoolHandle, SpoolOptions, SpoolState
 from fairway.client.spool.spool import options_of as options_of_spool
-from fairway.client.sync.cluster import ConsumerLink, SyncClusterClient
-from fairway.client.sync.connection import PendingMany, SyncBatch, SyncPending, SyncServerConnection
+from fairway.client.sync.connection import (
+    ConsumerLink,
+    PendingMany,
+    SyncBatch,
+    SyncClusterClient,
+    SyncPending,
+    SyncServerConnection,
+)
 from fairway.client.sync.consumer import Consumer
 from fairway.client.taken_messages import LEAVE_S, ConsumerSettings, options_of
 from fairway.errors import BufferFull, Misuse, Refused, Unreachable

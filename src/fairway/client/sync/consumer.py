@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from fairway.client.core import Duration, end_of, seconds_of
-from fairway.client.sync.cluster import ConsumerLink
+from fairway.client.sync.connection import ConsumerLink
 from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock

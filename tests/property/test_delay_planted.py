@@ -10,7 +10,7 @@ import pytest
 from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
 from fairway.delay.dispatch.log import EventKind
 from fairway.delay.engine import Engine
-from fairway.delay.maintenance import BucketSplit, Memory, _ForgottenLot
+from fairway.delay.maintenance import BucketSplit, Memory
 from fairway.delay.pending_messages import PendingMessages
 from fairway.delay.recovery import Loader
 from fairway.delay.schedule.append import ScheduleAppender
@@ -154,8 +154,9 @@ class ForgetsWhatItSent(Engine):
 
 class _Careless(Memory):
     def note(self, rows: RowNumbers, now_ms: int) -> None:
-        self._lots.append(_ForgottenLot(now_ms, 0, rows))
-        self.count += len(rows)
+        super().note(rows, now_ms)
+        if self._lots:
+            self._lots.append(self._lots.pop()._replace(messages_end=0))
 
 
 class ForgetsBeforeAManifestSaysSo(Engine):

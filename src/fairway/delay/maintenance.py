@@ -50,12 +50,14 @@ from fairway.storage.store import Store
 
 KEEP_MS = HOUR_MS
 _LOT_ROWS = 8_192  # freed at a time
+_SEQUENCE_BITS = 40  # of a message's number; subjects have the rest
 
 
 class _ForgottenLot(NamedTuple):
     done_ms: int
     messages_end: int  # of what was appended to buckets by then
     rows: RowNumbers
+    names: NDArray[np.uint64]  # of their messages: a row that goes with its bucket is used again
 
 
 class Memory:
@@ -82,8 +84,13 @@ class Memory:
     def note(self, rows: RowNumbers, now_ms: int) -> None:
         """These rows were sent or cancelled."""
         if len(rows):
-            self._lots.append(_ForgottenLot(now_ms, self._messages_end(), rows))
+            self._lots.append(_ForgottenLot(now_ms, self._messages_end(), rows, self._names_of(rows)))
             self.count += len(rows)
+
+    def _names_of(self, rows: RowNumbers) -> NDArray[np.uint64]:
+        """A number for each message, from its subject and sequence: no two messages that use one row share it."""
+        table = self._rows
+        return table.sequence[rows] + (table.subject_id[rows].astype(np.uint64) << np.uint64(_SEQUENCE_BITS))
 
     def step(self, now_ms: int) -> None:
         """Free some rows that are too many or too old. The engine calls this in every turn."""
@@ -93,9 +100,10 @@ class Memory:
             if self._lots[0].messages_end > self._log.stated_end:
                 self._log.state(self._lots[0].messages_end)
                 break
-            taken.append(self._lots[0].rows)
-            count += len(taken[-1])
-            self.count -= len(self._lots.popleft().rows)
+            lot = self._lots.popleft()
+            taken.append(lot.rows[self._names_of(lot.rows) == lot.names])
+            count += len(lot.rows)
+            self.count -= len(lot.rows)
         if taken:
             self._forget(np.concatenate(taken), now_ms)
 
@@ -104,7 +112,7 @@ class Memory:
 
     def _forget(self, rows: RowNumbers, now_ms: int) -> None:
         table = self._rows
-        rows = np.unique(rows)  # A row freed with its bucket may belong to another message by now, and appear twice.
+        rows = np.unique(rows)
         rows = rows[np.isin(table.state[rows], (RowState.DISPATCHED, RowState.CANCELLED))]
         files = np.array([each.number for each in self._log if each.is_listed and not each.is_retired], np.uint32)
         is_settled = np.isin(table.file[rows], files)

@@ -79,3 +79,23 @@ def test_the_dispatch_log_stays_small_and_is_missed_without_its_checkpoints() ->
             world.disk.remove(f"checkpoints/{name}")
         with pytest.raises(WrongDirectory, match="checkpoints"):
             world.open()
+
+
+def test_a_row_that_went_with_its_bucket_and_is_used_again_is_remembered_anew() -> None:
+    """Otherwise the new message is forgotten before a manifest covers it, and a start sends it once more."""
+    with World() as world:
+        (first,) = world.schedule([b"first"], [world.now_ms + HOUR_MS])
+        world.settle()
+        world.decide(world.engine.reschedule(first, world.now_ms + 20 * HOUR_MS))
+        world.advance(4 * HOUR_MS)
+        world.decide(world.engine.cancel(first))
+        world.advance(50 * 60 * SECOND_MS)
+        assert len(world.engine.rows) == 0, "its bucket is past, and was deleted"
+        (second,) = world.schedule([b"second"], [world.now_ms])
+        world.advance(SECOND_MS)
+        world.advance(11 * 60 * SECOND_MS)
+        assert world.decide(world.engine.cancel(second)) is CancelOutcome.ALREADY_DISPATCHED
+        world.crash()
+        world.open()
+        world.advance(HOUR_MS)
+        assert world.broker.payloads == [b"second"]

@@ -83,7 +83,7 @@ class BookMachine(RuleBasedStateMachine):
     @rule(key=KEYS, target=places)
     def ask(self, key: str) -> int:
         who, place = len(self.asked), CoalescedRequest(key)
-        place.bell = lambda: self.rung.update([who])
+        place.on_change = lambda: self.rung.update([who])
         self.asked.append(place)
         self.model.evict_overdue(key, self.now_ns)
         is_new = key not in self.model.there

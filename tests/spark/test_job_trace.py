@@ -17,7 +17,7 @@ from fairway.cli.connections import describe
 from fairway.cli.consume import of_page
 from fairway.cli.trace import Home, SearchScope
 from fairway.cli.trace_search import FoundMessage
-from fairway.cli.trace_timeline import Telling
+from fairway.cli.trace_timeline import TimelineBuilder
 from fairway.client.sync.client import Client
 from fairway.client.sync.consumer import Consumer
 from fairway.client.url import parse as addresses
@@ -207,7 +207,7 @@ def test_one_by_one_the_command_line_tells_the_same(every: list[Row], client: Cl
     for row in [each for each in every if each["subject"] == ANYHOW][::10]:
         page = next(client.scan(ANYHOW, row["sequence"], row["sequence"] + 1))
         found = FoundMessage(of_page(ANYHOW, page, row["sequence"]), home)
-        (told,) = Telling(asked, MessageId.parse(row["id"])).tell([found], is_to_end=True).groups
+        (told,) = TimelineBuilder(asked, MessageId.parse(row["id"])).build([found], is_to_end=True).groups
         assert (told.state, told.pulls, told.acks) == (row["state"], row["pulls"], row["acks"]), row
 
 

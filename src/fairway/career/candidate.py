@@ -47,7 +47,7 @@ from fairway.errors import Deposed, Misuse
 from fairway.names import GroupName
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.host import Ending
-from fairway.runtime.threads import Bell, Lock
+from fairway.runtime.threads import Lock, Wakeup
 
 
 class _Named:
@@ -142,8 +142,8 @@ class Leadership:
 class CandidateCore:
     """One candidate, as its election and its career see it."""
 
-    def __init__(self, name: str, in_hand: InHand, clock: Clock, ending: Ending, ring: Callable[[], None]) -> None:
-        """The core calls `ring` when `next` may have another answer, from any thread and without the lock. The core
+    def __init__(self, name: str, in_hand: InHand, clock: Clock, ending: Ending, wake: Callable[[], None]) -> None:
+        """The core calls `wake` when `next` may have another answer, from any thread and without the lock. The core
         polls `ending` instead of listening to it: a signal may arrive while this thread holds the lock."""
         if in_hand not in ("finish", "abort"):
             raise Misuse(f"in_hand={in_hand!r} of career {name}: what is in hand is 'finish'ed, or 'abort'ed")
@@ -152,7 +152,7 @@ class CandidateCore:
         self._lock = Lock()
         self._clock = clock
         self._ending = ending
-        self._ring = ring
+        self._wake = wake
         self.is_closed = False
         self._rests_until_ns = 0
         self.failure: BaseException | None = None
@@ -163,29 +163,29 @@ class CandidateCore:
         _log.info("career %s: elected, token %d", self.name, confirmation.token)
         with self._lock:
             self._state_machine.elected(confirmation)
-        self._ring()
+        self._wake()
 
     def confirmed(self, confirmation: Confirmation) -> None:
         with self._lock:
             self._state_machine.confirmed(confirmation, self._clock.monotonic_ns())
-        self._ring()
+        self._wake()
 
     def suspended(self) -> None:
         _log.warning("career %s: the session is suspended, nothing new is begun", self.name)
         with self._lock:
             self._state_machine.suspended()
-        self._ring()
+        self._wake()
 
     def lost(self, token: int) -> None:
         _log.warning("career %s: the office is lost, token %d", self.name, token)
         with self._lock:
             self._state_machine.lost(token)
-        self._ring()
+        self._wake()
 
     def resigned(self) -> None:
         with self._lock:
             self._state_machine.resigned()
-        self._ring()
+        self._wake()
 
     def failed(self, error: Exception) -> None:
         """The election can never elect this candidate: end with this error."""
@@ -193,11 +193,11 @@ class CandidateCore:
             self._end(error)
             if self._state_machine.token is not None:
                 self._state_machine.lost(self._state_machine.token)
-        self._ring()
+        self._wake()
 
     def closed(self) -> None:
         self.is_closed = True
-        self._ring()
+        self._wake()
 
     # --- for the career ----------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class CandidateCore:
         with self._lock:
             if token is None or token == self._state_machine.token:
                 self._state_machine.ask(intention)
-        self._ring()
+        self._wake()
 
     # --- for the candidate -------------------------------------------------------------------------------------------
 
@@ -295,10 +295,10 @@ class Candidacy:
             raise Misuse(f"a career is a fairway.Career, not {type(career).__name__}; coroutines: fairway.aio.elect")
         self._career = career
         self._election = election
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._ending = Ending()
         clock = clock or RealClock()
-        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._bell.ring)
+        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._wakeup.signal)
 
     def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
@@ -320,7 +320,7 @@ class Candidacy:
         """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
         once."""
         self._ending.ask()
-        self._bell.ring()
+        self._wakeup.signal()
 
     def _step(self) -> bool:
         """Carry out the next duty. False: the candidacy has ended."""
@@ -344,7 +344,7 @@ class Candidacy:
 
     def _wait(self, wait_s: float | None) -> None:
         try:
-            self._bell.wait(_TICK_S if wait_s is None else min(wait_s, _TICK_S))
+            self._wakeup.wait(_TICK_S if wait_s is None else min(wait_s, _TICK_S))
         except KeyboardInterrupt as error:  # the second Ctrl-C: a leader still hands over
             self._core.give_up(error)
 
@@ -371,7 +371,7 @@ class Candidacy:
         for _ in range(int(_CLOSE_S / _TICK_S)):
             if self._core.is_closed:
                 return
-            self._bell.wait(_TICK_S)
+            self._wakeup.wait(_TICK_S)
 
 
 class AioCandidacy:
@@ -388,7 +388,7 @@ class AioCandidacy:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
         clock = clock or RealClock()
-        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._ring)
+        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._wake)
 
     async def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
@@ -412,9 +412,9 @@ class AioCandidacy:
         """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
         once."""
         self._ending.ask()
-        self._ring()
+        self._wake()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more

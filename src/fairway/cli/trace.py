@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fairway import Client, DelayedMessage
     from fairway.batch import MessageId
     from fairway.cli.settings import CliOptions
-    from fairway.cli.trace_timeline import InGroup, Story
+    from fairway.cli.trace_timeline import InGroup, Timeline
     from fairway.protocol.admin_messages import SubjectDescription
     from fairway.protocol.route_messages import GroupRoute
 
@@ -149,16 +149,20 @@ def trace(
     with common.connected("trace") as client:
         from fairway.batch import MessageId
         from fairway.cli import trace_search
-        from fairway.cli.trace_timeline import Telling
+        from fairway.cli.trace_timeline import TimelineBuilder
 
         wanted, options = MessageId.parse(id), common.resolve()
         with search_scope(client, options, subject, is_lenient=archive is not None) as asked:
             found = trace_search.find(asked, wanted, subject, archive)
-            story = Telling(asked, wanted).tell(found, is_to_end=to_end) if isinstance(found, list) and found else None
+            timeline = (
+                TimelineBuilder(asked, wanted).build(found, is_to_end=to_end)
+                if isinstance(found, list) and found
+                else None
+            )
         if not found:
             raise FairwayError(_unknown(wanted, subject, archive, asked.unasked))
-    if story is not None:
-        output.write_json(story) if common.json else _show(story)
+    if timeline is not None:
+        output.write_json(timeline) if common.json else _show(timeline)
     elif not isinstance(found, list):
         output.write_json({"pending": found}) if common.json else _show_pending(found)
 
@@ -173,18 +177,18 @@ def _unknown(id: MessageId, subject: str | None, archive: str | None, unasked: d
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def _show(story: Story) -> None:
-    message, out = story.message, terminal.console()
+def _show(timeline: Timeline) -> None:
+    message, out = timeline.message, terminal.console()
     facts = [f"{message.subject}, sequence {message.sequence:,}"]
-    facts += [f"broker group {story.broker_group}"] if story.broker_group is not None else []
+    facts += [f"broker group {timeline.broker_group}"] if timeline.broker_group is not None else []
     facts += [f"key {message.key}"] if message.key is not None else []
     facts += [f"tags {' '.join(message.tags)}"] if message.tags else []
-    facts += ["in the archive only"] if story.is_archived_only else []
-    facts += ["of another log than the broker has"] if not story.is_of_this_log else []
+    facts += ["in the archive only"] if timeline.is_archived_only else []
+    facts += ["of another log than the broker has"] if not timeline.is_of_this_log else []
     table = output.table(f"message {message.id}", "time (UTC)", "after>", "what", "group", "consumer", "attempt>", "")
     before: datetime | None = None
     rows = []
-    for each in story.events:
+    for each in timeline.events:
         wait = "" if before is None else f"+{_span(each.at - before)}"
         detail = f"again at {each.due_at:%H:%M:%S}" if each.due_at is not None else ""
         elsewhere = "" if each.broker_group is None else f"in broker group {each.broker_group}"
@@ -195,12 +199,12 @@ def _show(story: Story) -> None:
     terminal.say(", ".join(facts))
     output.fill(table, rows, len(rows))
     out.print(table)
-    is_in_many = len({group.broker_group for group in story.groups}) > 1
-    for group in story.groups:
+    is_in_many = len({group.broker_group for group in timeline.groups}) > 1
+    for group in timeline.groups:
         terminal.say(_sentence(group, f" in broker group {group.broker_group}" if is_in_many else ""))
-    if not story.groups and story.is_of_this_log:
+    if not timeline.groups and timeline.is_of_this_log:
         terminal.say("no group consumes it")
-    for name, why in story.unasked.items():
+    for name, why in timeline.unasked.items():
         terminal.say(f"{name} could not be asked, and may know more: {why}")
 
 

@@ -1,7 +1,8 @@
 """The history of a message, put together from its place, its copies in inboxes and the events of action logs.
 
 `Histories` applies the events of an action log to one `MessageHistory` for each group, and for each copy of the message
-in an inbox (`fairway.client.message_states`). `Telling` merges the answers of all broker groups into a `Story`.
+in an inbox (`fairway.client.message_states`). `TimelineBuilder` merges the answers of all broker groups into a
+`Timeline`.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class InGroup(msgspec.Struct, frozen=True):
     broker_group: str | None = None  # in a cluster: the group that has the message
 
 
-class Story(msgspec.Struct, frozen=True):
+class Timeline(msgspec.Struct, frozen=True):
     """The history of a message."""
 
     message: ShownMessage
@@ -170,19 +171,19 @@ class _BrokerPart(NamedTuple):
         return [each for each in self.histories if each.group == group]
 
 
-class Telling:
-    """Puts a story together from the answers of broker groups."""
+class TimelineBuilder:
+    """Builds a timeline from the answers of broker groups."""
 
     def __init__(self, asked: SearchScope, id: MessageId) -> None:
         self._asked = asked
         self._id = id
 
-    def tell(self, finds: Sequence[FoundMessage], *, is_to_end: bool) -> Story:
-        """The story of at least one find; of several broker groups, the one that stored first comes first."""
+    def build(self, finds: Sequence[FoundMessage], *, is_to_end: bool) -> Timeline:
+        """The timeline of at least one find; of several broker groups, the one that stored first comes first."""
         first, *others = sorted(finds, key=lambda each: each.message.appended_at)
         message, unasked = first.message, self._asked.unasked
         if first.home is None:
-            return Story(message, True, False, _beginning(message), [], unasked=unasked)
+            return Timeline(message, True, False, _beginning(message), [], unasked=unasked)
         same = {each.home.name: each.message for each in others if each.home is not None}
         parts = [self._part(first.home, message.subject, message, is_to_end=is_to_end)]
         for home in self._asked.homes:
@@ -190,7 +191,7 @@ class Telling:
                 own = same.get(home.name)
                 parts.append(self._part(home, own.subject if own else message.subject, own, is_to_end=is_to_end))
         ended = [each for part in parts for each in _in_groups(part, parts)]
-        return Story(message, not first.is_live, True, _in_order(parts), ended, first.home.name, unasked)
+        return Timeline(message, not first.is_live, True, _in_order(parts), ended, first.home.name, unasked)
 
     def _part(self, home: Home, subject: str, message: ShownMessage | None, *, is_to_end: bool) -> _BrokerPart:
         state = next((each for each in home.subjects if each.name == subject), None)

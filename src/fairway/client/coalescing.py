@@ -12,8 +12,8 @@
 
 `CoalescingTable` has a state machine for each key in process (`fairway.coalesce`). Each machine has a *head*, the
 request that works on the key, and a *tail*, the request that waits. The table knows no thread, no loop and no clock.
-The coordinators bring a lock or a loop, the time, and a bell for each waiting request. The table adds three things to
-the machines:
+The coordinators bring a lock or a loop, the time, and a callback for each waiting request. The table adds three things
+to the machines:
 
 - *Time.* A head that has not ended within the time-out is evicted by the next request that comes or waits, and the tail
   takes its place. A head that was only slow can see that its turn is over, and its release does nothing. Work that
@@ -73,14 +73,14 @@ _ACCEPTED, _DECLINED, _RELEASED = RequestStatus.ACCEPTED, RequestStatus.DECLINED
 
 
 class CoalescedRequest(Generic[KeyT]):
-    """One request for one key. The table calls `bell` when another request changes the status of this one."""
+    """One request for one key. The table calls `on_change` when another request changes the status of this one."""
 
-    __slots__ = ("bell", "key", "status")
+    __slots__ = ("key", "on_change", "status")
 
     def __init__(self, key: KeyT) -> None:
         self.key = key
         self.status = _DECLINED
-        self.bell: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
 
     @property
     def is_mine(self) -> bool:
@@ -89,8 +89,8 @@ class CoalescedRequest(Generic[KeyT]):
 
     def _change(self, status: RequestStatus) -> None:
         self.status = status
-        if self.bell is not None:
-            self.bell()
+        if self.on_change is not None:
+            self.on_change()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class CoalescingTable(Generic[KeyT]):
         return True
 
     def look(self, place: CoalescedRequest[KeyT], now_ns: int, end_ns: int | None = None) -> int:
-        """The ns until a waiting request looks again: then the head is evicted, if no bell rings before.
+        """The ns until a waiting request looks again: then the head is evicted, if nothing changes before.
 
         0: the wait is over. A request that has waited until `end_ns` is withdrawn.
         """
@@ -373,7 +373,7 @@ class QueueEntry(CoalescedRequest[KeyT]):
     def _look(self, gate: Gate, end_ns: int | None) -> int:
         """How long to wait at the gate, in ns; 0: no longer."""
         with self._lock:
-            self.bell = gate.open
+            self.on_change = gate.open
             return self._table.look(self, self._clock.monotonic_ns(), end_ns)
 
     def _leave(self) -> None:
@@ -500,7 +500,7 @@ class AioQueueEntry(CoalescedRequest[KeyT]):
         self._table.leave(self, self._clock.monotonic_ns())
 
     async def _rung(self, timeout_s: float) -> None:
-        """Wait until the bell rings or the timeout has passed."""
+        """Wait until something changes or the timeout has passed."""
         loop = asyncio.get_running_loop()
         heard = loop.create_future()
 
@@ -508,13 +508,13 @@ class AioQueueEntry(CoalescedRequest[KeyT]):
             if not heard.done():
                 heard.set_result(None)
 
-        self.bell = ring
+        self.on_change = ring
         timer = loop.call_later(timeout_s, ring)
         try:
             await heard
         finally:
             timer.cancel()
-            self.bell = None
+            self.on_change = None
 
 
 class AioQueueCoordinator(Generic[KeyT]):

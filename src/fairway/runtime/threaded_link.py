@@ -82,11 +82,11 @@ class LinkCore(Protocol):
 
 
 class _Dialer:
-    """Dials until an address accepts, `DIAL_S` have passed for each, or a ring of the bell calls the dial off."""
+    """Dials until an address accepts, `DIAL_S` have passed for each, or a wake-up calls the dial off."""
 
-    def __init__(self, clock: Clock, bell: socket.socket, is_called_off: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, wakeup: socket.socket, is_called_off: Callable[[], bool]) -> None:
         self._clock = clock
-        self._bell = bell
+        self._wakeup = wakeup
         self._is_called_off = is_called_off
 
     def connect(self, address: Address) -> socket.socket | None:
@@ -115,7 +115,7 @@ class _Dialer:
         end_ns = self._clock.monotonic_ns() + int(DIAL_S * 1e9)
         with selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_WRITE)
-            selector.register(self._bell, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
             while not self._is_called_off():
                 left_s = (end_ns - self._clock.monotonic_ns()) / 1e9
                 if left_s <= 0:
@@ -125,14 +125,14 @@ class _Dialer:
                     if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                         raise OSError(number, os.strerror(number))
                     return True
-                _silence(self._bell)
+                _silence(self._wakeup)
         return False
 
 
-def _silence(bell: socket.socket) -> None:
-    """Drain the bell's socket."""
+def _silence(wakeup: socket.socket) -> None:
+    """Drain the socket of wake-ups."""
     with contextlib.suppress(BlockingIOError):
-        bell.recv(4096)
+        wakeup.recv(4096)
 
 
 class LinkFailed(FairwayError):
@@ -166,12 +166,12 @@ class Link:
         self._callbacks: list[Callable[[], None]] = []  # callbacks for the reader to call; under `lock`
         self._asleep_until_ns = 0  # the end of the reader's wait; 0 while it is awake
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ringer.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._wakeup, self._waker = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._is_ending = False
-        self._dialer = _Dialer(clock, self._bell, lambda: self._is_ending or self._redirected is not None)
+        self._dialer = _Dialer(clock, self._wakeup, lambda: self._is_ending or self._redirected is not None)
         self._is_stirred = False  # somebody wants the reader to call `pump`
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
@@ -256,13 +256,13 @@ class Link:
         deadline_ns = self.core.next_deadline()
         if deadline_ns is not None and deadline_ns < self._asleep_until_ns:
             self._asleep_until_ns = 0
-            self._ring()
+            self._wake()
 
     def stir(self) -> None:
         """Make the reader pump soon. From any thread, with or without the lock."""
         self._is_stirred = True
         if self._asleep_until_ns and not self._is_napping:
-            self._ring()
+            self._wake()
 
     def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None:
         """Dial these addresses from now on. A connection to another address than the leader's ends at once; None: the
@@ -273,12 +273,12 @@ class Link:
                 self.core.move(self._clock.monotonic_ns())
                 self._cut()
             self._changed.notify_all()
-        self._ring()
+        self._wake()
 
     def close(self, timeout_s: float) -> None:
         """End the reader and with it the connection. The caller has flushed the core before."""
         self._is_ending = True
-        self._ring()
+        self._wake()
         if not self.in_reader:
             self._reader.join(timeout_s)
         _links.discard(self)
@@ -333,7 +333,7 @@ class Link:
             sent = _send(connection, [unsent[at] for at in range(min(len(unsent), PARTS_MAX))])
         except (BlockingIOError, InterruptedError):
             self._is_full = True
-            self._ring()
+            self._wake()
             return False
         except OSError:  # the reader gets the same error, and tells the core
             unsent.clear()
@@ -344,10 +344,10 @@ class Link:
             unsent[0] = unsent[0][sent:]
         return True
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Wake the reader."""
-        with contextlib.suppress(OSError):  # full: it was rung often enough; closed: the reader has ended
-            self._ringer.send(b"\0")
+        with contextlib.suppress(OSError):  # full: it has wake-ups enough; closed: the reader has ended
+            self._waker.send(b"\0")
 
     # --- the reader --------------------------------------------------------------------------------------------------
 
@@ -421,7 +421,7 @@ class Link:
             connection.close()
 
     def _deadline_s(self) -> float | None:
-        """How long to wait. From here on, a caller that sets an earlier deadline rings the bell."""
+        """How long to wait. From here on, a caller that sets an earlier deadline wakes the reader."""
         now_ns = self._clock.monotonic_ns()
         with self.lock:
             dues_ns = (self.core.next_deadline(), self.core.dial_due())
@@ -441,8 +441,8 @@ class Link:
                 self._selector.modify(connection, wanted)
         mask = 0
         for key, events in self._selector.select(timeout_s):
-            if key.fileobj is self._bell:
-                _silence(self._bell)
+            if key.fileobj is self._wakeup:
+                _silence(self._wakeup)
             else:
                 mask |= events
         self._asleep_until_ns = 0
@@ -513,8 +513,8 @@ class Link:
 
     def _close_all(self) -> None:
         self._selector.close()
-        self._bell.close()
-        self._ringer.close()
+        self._wakeup.close()
+        self._waker.close()
 
     def orphan(self) -> None:
         """Disable this link in a forked child, where no lock can be trusted to be free."""

@@ -12,7 +12,7 @@ nothing, such as the decompression of a large batch; its jobs end with `done` on
 
 To wait at, between threads:
 
-    Bell               wakes one thread, again and again; any other thread rings it
+    Wakeup             wakes one thread, again and again; any other thread signals it
     Lock               protects a few instructions
     Gate               opens once; one thread waits at it
     Hub                a lock, and a wait for changes that several links bring
@@ -168,23 +168,23 @@ class Workers:
         return self.alive
 
 
-class Bell:
-    """A ring without a listener is kept for the next one; two rings count as one."""
+class Wakeup:
+    """Wakes one thread. A signal to which nobody listens is kept for the next wait; two of them count as one."""
 
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def ring(self) -> None:
+    def signal(self) -> None:
         if not self._event.is_set():
             self._event.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it was rung within the timeout."""
-        heard = self._event.wait(timeout_s)
+        """Whether a signal came within the timeout."""
+        is_signalled = self._event.wait(timeout_s)
         self._event.clear()
-        return heard
+        return is_signalled
 
 
 thread_id = threading.get_ident

@@ -32,7 +32,7 @@ from fairway.protocol.resend import SendOutcome
 from fairway.runtime.clock import Clock, RealClock
 from fairway.runtime.host import Ending, forks
 from fairway.runtime.rng import RealRng, Rng
-from fairway.runtime.threads import Bell, Lock, Workers
+from fairway.runtime.threads import Lock, Wakeup, Workers
 from fairway.sql.database import Bound, apart, make, own
 from fairway.sql.outbox_batches import OutboxBatch
 from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker
@@ -320,9 +320,9 @@ class _Running:
         self.forks = forks()
         self.engine = engine
         self._outbox = outbox
-        self._bell = Bell()
-        self._hurry = Bell()  # a caller waits for the deletions
-        self._committed = CommittedRows(outbox.counts, self._bell.ring)
+        self._wakeup = Wakeup()
+        self._flush_wakeup = Wakeup()  # a caller waits for the deletions
+        self._committed = CommittedRows(outbox.counts, self._wakeup.signal)
         self._outbox_sender = outbox.new_sender(url)
         self._relay = outbox.new_relay(url, engine)
         self._ending = Ending()
@@ -353,8 +353,8 @@ class _Running:
         for _ in range(int(timeout_s / _LOOK_S)):
             if not self._committed.stored and not self._is_deleting:
                 return is_quiet
-            self._hurry.ring()
-            self._bell.ring()
+            self._flush_wakeup.signal()
+            self._wakeup.signal()
             self._ending.wait(_LOOK_S)
         return False
 
@@ -362,8 +362,8 @@ class _Running:
         self._relaying.ask()
         self.flush(timeout_s if self._outbox_sender.is_open else min(timeout_s, AWAY_S))
         self._ending.ask()
-        self._hurry.ring()
-        self._bell.ring()
+        self._flush_wakeup.signal()
+        self._wakeup.signal()
         self._workers.join(timeout_s)
         self._outbox_sender.close()
 
@@ -383,10 +383,10 @@ class _Running:
         """Delete stored rows, many at a time, until the end is asked for."""
         options = self._outbox.options
         while True:
-            self._bell.wait(None)
+            self._wakeup.wait(None)
             is_last = self._ending.is_asked
             if not is_last and len(self._committed.stored) < options.delete_rows_max:
-                self._hurry.wait(options.delete_linger_s)
+                self._flush_wakeup.wait(options.delete_linger_s)
             self._is_deleting = True
             while self._committed.stored and self._delete_some(options.delete_rows_max):
                 pass
@@ -402,7 +402,7 @@ class _Running:
         except DATABASE_TROUBLE as problem:
             self._committed.put_back(ids, problem)
             if not self._ending.wait(TROUBLE_S):
-                self._bell.ring()
+                self._wakeup.signal()
             return False
         self._committed.trouble = None
         return True

@@ -42,7 +42,7 @@ from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Completion, Disk
 from fairway.runtime.rng import Rng
-from fairway.runtime.threads import Bell
+from fairway.runtime.threads import Wakeup
 
 if TYPE_CHECKING:
     from fairway.errors import StorageFault
@@ -331,7 +331,7 @@ class _JournalWork:
         self._clock = clock
         self._rng = rng
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._bell = Bell()
+        self._wakeup = Wakeup()
         self._shared_directory: SharedDirectory = shared_directory_at(directory, post=self._post)
         self._ids: list[str] = []
         self._messages = 0
@@ -396,14 +396,14 @@ class _JournalWork:
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         """Queue a call. The disk's threads call this."""
         self._posted.append((callback, args))
-        self._bell.ring()
+        self._wakeup.signal()
 
     def _wait(self, work: Callable[[Completion], None]) -> None:
         """Start a journal's write and wait for it. Completions run here, because one thread alone calls a journal."""
         outcome: list[StorageFault | None] = []
         work(outcome.append)
         while not outcome:
-            self._bell.wait(None)
+            self._wakeup.wait(None)
             while self._posted:
                 callback, args = self._posted.popleft()
                 callback(*args)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fairway.client.spool.spool_directory import JournalReport, SpoolReport
 from tests.crash import spool_rounds
-from tests.crash.spool_rounds import SpoolCounts, judge
+from tests.crash.spool_rounds import SpoolCounts, is_sound_but_torn, judge
 
 SECONDS = 2.0
 
@@ -39,3 +40,20 @@ def test_checker_judges(stored: list[int], found: tuple[int, ...]) -> None:
     judge([("p", number) for number in stored], {"p": SAID}, counts)
     assert (counts.lost, counts.twice, counts.invented, counts.disordered) == found
     assert counts.clean is not any(found)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "trouble", "is_fine"),
+    [
+        ([], "", True),
+        (["kept/torn-00000000001669a0"], "", True),
+        (["kept/torn-00000000001669a0", "kept/rotten-0000000000000038"], "", False),
+        (["kept/torn-00000000001669a0"], "it cannot be read", False),
+    ],
+    ids=["sound", "torn by a kill", "rotten", "unreadable"],
+)
+def test_a_torn_end_is_what_a_kill_leaves_and_no_other_damage_is(
+    damaged: list[str], trouble: str, is_fine: bool
+) -> None:
+    journal = JournalReport("1", None, 0, 0, 0, None, [], damaged, trouble)
+    assert is_sound_but_torn(SpoolReport("spool", [journal])) is is_fine

@@ -2,7 +2,7 @@
 
 Producers, consumers and routes are sessions with a conversation of their own. Everything else that a program asks of a
 server is one request with one answer, and goes through a `RequestQueue`: the commands of clients (`client.commands`),
-and the requests of servers and tools to other servers (`lookup.requests`).
+and the requests of servers and tools to other servers (`lookup.registries`).
 
 A request waits until the line is open and has room. `repeats` decides whether to ask again after an outcome that is no
 answer:

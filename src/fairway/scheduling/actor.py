@@ -173,14 +173,28 @@ class MailboxItem:
         return Expiry.WAITED if self.has_waited else Expiry.LATE
 
 
+class _Flow:
+    """The arrived requests of one connection in one mailbox, in order. Only the first one is in the mailbox's heap:
+    then it costs the same to defer one request or a thousand."""
+
+    __slots__ = ("account", "behind", "first", "spare")
+
+    def __init__(self, account: Account | None, first: int) -> None:
+        self.account = account
+        self.first = first  # the number of the request in the heap
+        self.spare = -1  # of the request behind it, if that one is still in the heap; -1: it is not
+        self.behind: deque[MailboxItem] = deque()
+
+
 class Mailbox:
     """One actor's requests. The scheduler bounds their number."""
 
-    __slots__ = ("_due_ns", "_order", "_swept", "arrived", "is_woken", "overdue", "waiting")
+    __slots__ = ("_due_ns", "_flows", "_order", "_swept", "arrived", "is_woken", "overdue", "waiting")
 
     def __init__(self) -> None:
         self.arrived: dict[int, MailboxItem] = {}  # by number, in the order of arrival
-        self._order: list[tuple[float, int]] = []  # a heap of starts and numbers; some of the requests may be gone
+        self._flows: dict[Account | None, _Flow] = {}
+        self._order: list[tuple[float, int, _Flow]] = []  # a heap of starts and numbers; some entries are out of date
         self.waiting: deque[MailboxItem] = deque()
         self.overdue: list[tuple[MailboxItem, Expiry]] = []  # rare, and in no order
         self.is_woken = False
@@ -192,15 +206,25 @@ class Mailbox:
 
     def put(self, item: MailboxItem) -> None:
         """Add a request that arrives, or that comes back to be handled further."""
-        self.arrived[item.number] = item
-        heappush(self._order, (item.start_ns, item.number))
+        number, flow = item.number, self._flows.get(item.account)
+        self.arrived[number] = item
         self._due_ns = min(self._due_ns, item.late_ns)  # a sweep under way may have passed its place
+        if flow is not None and number > flow.first:
+            flow.behind.append(item)
+            return
+        if flow is None:
+            flow = self._flows[item.account] = _Flow(item.account, number)
+        elif flow.first in self.arrived:  # the request comes back
+            flow.behind.appendleft(self.arrived[flow.first])
+            flow.spare = flow.first
+        flow.first = number
+        heappush(self._order, (item.start_ns, number, flow))
 
     def first(self) -> MailboxItem | None:
         """The request that `take` would return, if any."""
         order, arrived = self._order, self.arrived
-        while order and order[0][1] not in arrived:
-            heappop(order)
+        while order and (order[0][1] not in arrived or order[0][1] != order[0][2].first):
+            self._drop_entry()
         if not (self.is_woken and self.waiting):
             return arrived[order[0][1]] if order else None
         woken = self.waiting[0]
@@ -210,7 +234,27 @@ class Mailbox:
         """Move the start of the first request to a later time: another request may be first now."""
         first.start_ns = start_ns
         if not first.has_waited:
-            heapreplace(self._order, (start_ns, first.number))
+            heapreplace(self._order, (start_ns, first.number, self._order[0][2]))
+
+    def _drop_entry(self) -> None:
+        """Take the first entry off the heap, and put the next request of its connection there."""
+        _, number, flow = heappop(self._order)
+        if number == flow.spare:
+            flow.spare = -1
+        if number != flow.first:
+            return
+        behind, arrived = flow.behind, self.arrived
+        while behind and behind[0].number not in arrived:
+            behind.popleft()
+        if not behind:
+            del self._flows[flow.account]
+            return
+        item = behind.popleft()
+        flow.first = item.number
+        if item.number == flow.spare:
+            flow.spare = -1
+        else:
+            heappush(self._order, (item.start_ns, item.number, flow))
 
     def take(self) -> MailboxItem:
         """Take out the next request. `wait` or `again` puts it back."""
@@ -221,7 +265,7 @@ class Mailbox:
             self.is_woken = False
             self.waiting.popleft()
         else:
-            heappop(self._order)
+            self._drop_entry()
             del self.arrived[item.number]
             if not self.waiting:
                 self.is_woken = False  # no request waits, and this one looks for itself
@@ -294,6 +338,7 @@ class Mailbox:
         self.overdue.clear()
         self.waiting.clear()
         self.arrived.clear()
+        self._flows.clear()
         self._order.clear()
 
 

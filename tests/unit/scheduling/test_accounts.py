@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from fairway.scheduling import Account, Actor, TurnResult
+from fairway.scheduling import Account, Actor, TurnResult, VirtualTime
 from fairway.scheduling.actor import SWEEP_ITEMS
 from fairway.scheduling.virtual_time import DEBIT_NS
 from tests.unit.scheduling.stage import Ask, Stage
@@ -233,3 +233,21 @@ def test_a_long_mailbox_is_swept_step_by_step_and_nobody_is_missed() -> None:
     assert all(len(ask.fates) == 1 for ask in asks)
     assert {ask.fates[0] for ask in asks} == {"done", "late", "gone"}
     assert len(stage.actor("slow").mailbox) == 0
+
+
+def test_a_connection_far_ahead_costs_the_same_however_many_requests_wait() -> None:
+    """Each turn puts off what a connection has asked for beyond its share: once for all, not request by request."""
+
+    class Counting(VirtualTime):
+        looks = 0
+
+        def _least_start_ns(self, account: Account | None) -> float:
+            self.looks += 1
+            return super()._least_start_ns(account)
+
+    order = Counting()
+    stage = Stage(order=order)
+    Connection(stage, lambda: "one", requests=1_000, cost_ns=10 * US)
+    Connection(stage, lambda: "other")
+    stage.run(200 * MS)
+    assert order.looks < 4 * len(stage.served)

@@ -18,10 +18,9 @@ from fairway.groups.decisions import JoinClaim, PullDecision
 from fairway.groups.members import Member
 from fairway.groups.state import GroupState
 from fairway.names import ConsumerName, Subject
-from fairway.protocol.messages import Produce
 from fairway.runtime.disk import File, Part
 from fairway.scheduling import Actor, TurnResult
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import ProduceRequest
 from fairway.storage.consume_log import ConsumeLogEntry
 from fairway.storage.flusher import Flusher
 from fairway.storage.flusher import OnDurable as Told
@@ -91,7 +90,7 @@ def visible_before_committed() -> Iterator[None]:
     memory: WeakKeyDictionary[Flusher, dict[int, bytes]] = WeakKeyDictionary()
     right_add, right_read, right_process = Flusher.add, Log.read, ProduceProcessor.process
 
-    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+    def process(self: ProduceProcessor, request: ProduceRequest, actor: Actor) -> TurnResult:
         verdict = right_process(self, request, actor)
         appended = self._store.messages.views.subjects.find(Subject.parse(request.message.subject))
         if appended is not None:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from fairway.broker.produce import ProduceProcessor
-from fairway.protocol.messages import Produce
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.registry.port import AnswerLost, Exists, Missing, SessionOver, VersionMismatch
 from fairway.replication import leadership
@@ -18,7 +17,7 @@ from fairway.replication.follower import Follower
 from fairway.replication.leader import Leader
 from fairway.replication.leadership import GroupNode
 from fairway.scheduling import Actor, TurnResult
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import ProduceRequest
 from fairway.storage.flusher import OnDurable as Told
 from fairway.storage.log import Log
 from fairway.storage.replicated_store import ReplicatedStore
@@ -69,7 +68,7 @@ def dedupe_without_epoch() -> AbstractContextManager[None]:
     """A batch that came before is answered at once, although the epoch that it came under may end without it."""
     right = ProduceProcessor.process
 
-    def process(self: ProduceProcessor, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+    def process(self: ProduceProcessor, request: ProduceRequest, actor: Actor) -> TurnResult:
         log = self._store.messages.log
         when_durable = log.flusher.when_durable
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Self
 
 from fairway.protocol import Connection, ControlMessage, HandshakeDone, Role
 from fairway.protocol.frames import write
@@ -26,7 +27,7 @@ class Raw(asyncio.Protocol):
         self.greeted = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def connect(cls, net: Net, host: str, port: int, *, greet: bool = True) -> Raw:
+    async def connect(cls, net: Net, host: str, port: int, *, greet: bool = True) -> Self:
         transport, raw = await net.connect(cls, host, port)
         raw.transport = transport
         if greet:

@@ -28,7 +28,7 @@ from fairway.names import ConsumerName, Subject
 from fairway.protocol import Bytes
 from fairway.protocol.messages import Produce
 from fairway.scheduling import Actor, Expiry, TurnResult
-from fairway.serving.requests import ServedRequest
+from fairway.serving.requests import ProduceRequest
 from fairway.storage.flusher import OnDurable as Told
 
 _NS = 1_000_000_000
@@ -201,7 +201,7 @@ class InboxProduceProcessor:
         group, subject = Subject.parse_inbox(message.subject)
         return self._coordinator.host(subject, group)
 
-    def begin(self, request: ServedRequest[Produce], host: GroupHost) -> None:
+    def begin(self, request: ProduceRequest, host: GroupHost) -> None:
         """Pass the request to the inbox's own actor, once the inbox is open."""
 
         def opened(outcome: FairwayError | None) -> None:
@@ -215,7 +215,7 @@ class InboxProduceProcessor:
 
         self._inboxes.when_open(host, opened)
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+    def process(self, request: ProduceRequest, actor: Actor) -> TurnResult:
         host = self.host_of(request.message)  # the group may have gone since
         if not host.is_inbox_open:
             raise Refused(Code.BUSY, f"group {host.name} is being made anew", retry_after_ms=_RETRY_MS)
@@ -228,10 +228,10 @@ class InboxProduceProcessor:
             raise Refused(Code.SEQUENCE_CONFLICT, f"stream {own:016x} is the broker's own: choose another producer id")
         return self._produce.process(request, actor)
 
-    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+    def expire(self, request: ProduceRequest, expiry: Expiry) -> None:
         self._produce.expire(request, expiry)
 
-    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+    def fail(self, request: ProduceRequest, error: Exception) -> None:
         self._produce.fail(request, error)
 
 

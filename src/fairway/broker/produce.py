@@ -1,5 +1,8 @@
 """PRODUCE: check the batch, append it, answer when it is durable.
 
+Small batches that a client sends to one subject in a row come as one `ProduceRequest`, and are served in one go: one
+turn of the actor, one callback of the log, one write of all answers. Each batch is stored or refused by itself.
+
 Each subject has its own actor, so no subject crowds out the others. All subjects that do not exist yet share one actor
 (`NewNames`).
 
@@ -28,12 +31,12 @@ from fairway.broker.groups import Groups
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, RemoteProtocolError
 from fairway.names import Subject
 from fairway.protocol import Bytes
-from fairway.protocol.messages import Produce
+from fairway.protocol.messages import Produced
 from fairway.runtime.clock import Clock
 from fairway.runtime.threads import WorkPool
 from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
 from fairway.serving.rates import CreationRate
-from fairway.serving.requests import ServedRequest, produced
+from fairway.serving.requests import ProduceRequest, produced
 from fairway.storage.dedupe import PlaceTaken
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
@@ -80,7 +83,7 @@ class BatchChecks:
         self._scheduler = scheduler
         self._now_ns = clock.monotonic_ns
         self._pool = pool
-        self._checks: dict[ServedRequest[Produce], _Check] = {}  # of unfinished requests
+        self._checks: dict[ProduceRequest, _Check] = {}  # of unfinished requests
         self.count = 0  # checks started so far
 
     def is_large(self, view: Bytes) -> bool:
@@ -88,7 +91,7 @@ class BatchChecks:
         is_readable = self._pool is not None and len(view) >= HEADER_BYTES
         return is_readable and raw_length(view) > limits.CHECK_ON_LOOP_BYTES_MAX
 
-    def result(self, request: ServedRequest[Produce], actor: Actor) -> Checked | None:
+    def result(self, request: ProduceRequest, actor: Actor) -> Checked | None:
         """The result of the request's check. Raises `RemoteProtocolError` if the batch is not sound. None: the actor is
         suspended until the check ends, and the processor returns AGAIN."""
         known = self._checks.pop(request, None)
@@ -104,13 +107,13 @@ class BatchChecks:
         """Whether no request waits for its check."""
         return not self._checks
 
-    def forget(self, request: ServedRequest[Produce]) -> None:
+    def forget(self, request: ProduceRequest) -> None:
         """Forget the check of a request that has ended in another way."""
         known = self._checks.pop(request, None)
         if known is not None:
             known.is_forgotten = True
 
-    def _start(self, request: ServedRequest[Produce], actor: Actor) -> None:
+    def _start(self, request: ProduceRequest, actor: Actor) -> None:
         if self._pool is None:
             raise InvariantViolated("a batch is large only where there is a pool")
         this = self._checks[request] = _Check()
@@ -121,6 +124,30 @@ class BatchChecks:
     def _checked(self, this: _Check, actor: Actor) -> None:
         actor.charge(elapsed_ns=this.elapsed_ns)
         self._scheduler.resume(actor)
+
+
+class _Appended:
+    """Batches of one request that were appended, and that a full disk takes back together or not at all: new ones, in
+    one segment of the log. A repeated batch stands alone, because its original may be older."""
+
+    __slots__ = ("answers", "base", "bytes", "last", "messages")
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Produced]] = []  # by correlation id
+        self.messages = 0
+        self.bytes = 0
+        self.last: AppendReceipt | None = None
+        self.base = -1  # of the segment
+
+    def takes(self, receipt: AppendReceipt, base: int) -> bool:
+        last = self.last
+        return last is None or (base == self.base and not receipt.is_duplicate and not last.is_duplicate)
+
+    def add(self, correlation: int, receipt: AppendReceipt, store: Store, base: int, size: int) -> None:
+        self.answers.append((correlation, produced(receipt, store)))
+        self.messages += receipt.count
+        self.bytes += size
+        self.last, self.base = receipt, base
 
 
 class ProduceProcessor:
@@ -141,59 +168,93 @@ class ProduceProcessor:
         self.messages = 0
         self.bytes = 0
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+    def process(self, request: ProduceRequest, actor: Actor) -> TurnResult:
         subject = Subject(request.message.subject)  # `Broker.handle` has parsed it
         if self._groups.read_only and self._is_read_only(subject):
             raise Refused(
                 Code.READ_ONLY, f"subject {subject} takes no messages, by command: resume it, or send elsewhere"
             )
-        data, header, crc = request.attachments[0], None, -1
-        try:
-            if self._checks.is_large(data):
+        secret = checked(request.message.secret, "stream")
+        header, crc = None, -1
+        if len(request.attachments) == 1 and self._checks.is_large(request.attachments[0]):
+            try:
                 result = self._checks.result(request, actor)
-                if result is None:
-                    return TurnResult.AGAIN
-                header, crc = result.header, result.crc
-            receipt = self._store.produce(subject, data, header, checked(request.message.secret, "stream"), crc)
-        except RemoteProtocolError as error:
-            session: ServerSession = request.session  # type: ignore[assignment]
-            session.fail(error)
-            request.end()
-            return TurnResult.DONE
-        except PlaceTaken as taken:
-            self._store.when_taken(taken, partial(self._conflicted, request))
-            return TurnResult.DONE
-        size = len(data)  # the callback must not keep the batch in memory while it waits for the log
-        actor.charge(size_bytes=size)
-        answer = produced(receipt, self._store)
+            except RemoteProtocolError as error:
+                _break_off(request, error)
+                request.end()
+                return TurnResult.DONE
+            if result is None:
+                return TurnResult.AGAIN
+            header, crc = result.header, result.crc
+        store, appended = self._store, _Appended()
+        segments = store.messages.log.segments
+        for correlation, data in zip(tuple(request.unanswered), request.attachments, strict=True):
+            try:
+                receipt = store.produce(subject, data, header, secret, crc)
+            except RemoteProtocolError as error:
+                _break_off(request, error)
+                request.forget((correlation,))
+            except PlaceTaken as taken:
+                store.when_taken(taken, partial(self._conflicted, request, correlation))
+            except Exception as error:  # of one batch: those before it are appended
+                request.fail_one(correlation, error)
+            else:
+                base = segments[-1].base
+                if not appended.takes(receipt, base):
+                    self._answer_when_durable(request, appended)
+                    appended = _Appended()
+                appended.add(correlation, receipt, store, base, len(data))
+        actor.charge(size_bytes=sum(map(len, request.attachments)))
+        request.attachments = ()  # they must not stay in memory while the answers wait for the log
+        self._answer_when_durable(request, appended)
+        return TurnResult.DONE
+
+    def _answer_when_durable(self, request: ProduceRequest, appended: _Appended) -> None:
+        last = appended.last
+        if last is None:
+            return
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:
-                self.batches += 1
-                self.messages += receipt.count
-                self.bytes += size
-                self._on_committed(receipt.subject_id)
-            request.settle(outcome, answer)
+                self.batches += len(appended.answers)
+                self.messages += appended.messages
+                self.bytes += appended.bytes
+                self._on_committed(last.subject_id)
+            request.settle_some(outcome, appended.answers)
 
-        self._store.messages.log.flusher.when_durable(receipt.end, durable, receipt.undos)
-        return TurnResult.DONE
+        self._store.messages.log.flusher.when_durable(last.end, durable, last.undos)
 
     def _is_read_only(self, subject: Subject) -> bool:
         state = self._store.messages.views.subjects.find(subject)
         return state is not None and state.id in self._groups.read_only
 
     def _conflicted(
-        self, request: ServedRequest[Produce], outcome: FairwayError | None, answer: AppendReceipt | PlaceTaken
+        self,
+        request: ProduceRequest,
+        correlation: int,
+        outcome: FairwayError | None,
+        answer: AppendReceipt | PlaceTaken,
     ) -> None:
-        request.settle(outcome, answer if isinstance(answer, PlaceTaken) else produced(answer, self._store))
+        if outcome is not None:
+            request.fail_one(correlation, outcome)
+        elif isinstance(answer, PlaceTaken):
+            request.refuse_one(correlation, answer)
+        else:
+            request.answer([(correlation, produced(answer, self._store))])
 
-    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+    def expire(self, request: ProduceRequest, expiry: Expiry) -> None:
         self._checks.forget(request)
         request.expire(expiry)
 
-    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+    def fail(self, request: ProduceRequest, error: Exception) -> None:
         self._checks.forget(request)
         request.fail(error)
+
+
+def _break_off(request: ProduceRequest, error: RemoteProtocolError) -> None:
+    """Close the connection of a client that has sent a bad batch."""
+    session: ServerSession = request.session  # type: ignore[assignment]
+    session.fail(error)
 
 
 class NewNames:
@@ -215,12 +276,12 @@ class NewNames:
     def is_new(self, subject: Subject) -> bool:
         return str(subject) in self._pending or self._subjects.find(subject) is None
 
-    def add(self, request: ServedRequest[Produce]) -> None:
+    def add(self, request: ProduceRequest) -> None:
         """Count a request that is in the mailbox."""
         name = request.message.subject
         self._pending[name] = self._pending.get(name, 0) + 1
 
-    def process(self, request: ServedRequest[Produce], actor: Actor) -> TurnResult:
+    def process(self, request: ProduceRequest, actor: Actor) -> TurnResult:
         subject = Subject(request.message.subject)
         is_new = self._subjects.find(subject) is None
         if is_new:
@@ -232,15 +293,15 @@ class NewNames:
             self._remove(request)
         return verdict
 
-    def expire(self, request: ServedRequest[Produce], expiry: Expiry) -> None:
+    def expire(self, request: ProduceRequest, expiry: Expiry) -> None:
         self._remove(request)
         self._produce.expire(request, expiry)
 
-    def fail(self, request: ServedRequest[Produce], error: Exception) -> None:
+    def fail(self, request: ProduceRequest, error: Exception) -> None:
         self._remove(request)
         self._produce.fail(request, error)
 
-    def _remove(self, request: ServedRequest[Produce]) -> None:
+    def _remove(self, request: ProduceRequest) -> None:
         name = request.message.subject
         left = self._pending.pop(name, 1) - 1
         if left:

@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
-from fairway.batch.layout import numpy_or_none
+from fairway.batch.layout import is_small, numpy_or_none
 from fairway.broker.admin import AdminProcessor
 from fairway.broker.cold_reads import ColdReads
 from fairway.broker.consume import ConnectionLeases, ConsumeProcessor
@@ -38,9 +38,10 @@ from fairway.broker.scan import RETRACE_KEY, SCAN_WEIGHT, WATCHED, NameTable, Re
 from fairway.broker.standalone_routes import OF_META, StandaloneRoutes
 from fairway.errors import Code, FairwayError, Refused, StorageFault
 from fairway.names import Subject
-from fairway.protocol import ConnectionOptions, ControlMessage, RequestReceived
+from fairway.protocol import BatchesReceived, ConnectionOptions, ControlMessage, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Configure, Index, Lever, Names, Retrace, Scan, Switch
 from fairway.protocol.connection_states import INBOX
+from fairway.protocol.frames import VIEW_FROM_BYTES
 from fairway.protocol.messages import Heartbeat, Join, Leave, Produce, Pull, SettleAll
 from fairway.protocol.route_messages import Route
 from fairway.replication import copies
@@ -58,8 +59,10 @@ from fairway.serving.requests import (
     NO_DELAY_PORT,
     DelayPort,
     MessageT,
+    ProduceRequest,
     ServedRequest,
     admit,
+    admit_batches,
     concerns_delay,
     hand_to,
     key_of,
@@ -308,10 +311,10 @@ class Broker(SocketServer):
         elif isinstance(message, Produce):
             if message.subject.startswith(_INBOXES) and INBOX in session.features:
                 host = self._inbox_produce.host_of(message)
-                self._inbox_produce.begin(self._request(session, received, message), host)
+                self._inbox_produce.begin(self._produce_request(session, received.batches(message)), host)
             else:
                 subject = Subject.parse(message.subject)  # parsed first: an invalid name must not become an actor's
-                producing = self._request(session, received, message)
+                producing = self._produce_request(session, received.batches(message))
                 if self._new_names.is_new(subject):
                     hand_to(self.scheduler, NewNames.KEY, producing, self._new_names)
                     self._new_names.add(producing)
@@ -342,6 +345,26 @@ class Broker(SocketServer):
             hand_to(self.scheduler, key, asked, self._standalone_routes)
         else:
             hand_to(self.scheduler, ("admin",), self._request(session, received, received.message), self.admin)
+
+    def _handle_together(self, session: ServerSession, received: BatchesReceived) -> bool:
+        """Small batches to a subject that exists are one unit of work for its actor."""
+        message = received.message
+        state = self.store.messages.views.subjects.find(Subject(message.subject))
+        if state is None or state.name.is_internal or self._new_names.is_new(state.name):
+            return False
+        if not all(
+            len(data) < VIEW_FROM_BYTES and is_small(data, limits.CHECK_ON_LOOP_BYTES_MAX) for data in received.batches
+        ):
+            return False
+        if self.copy_status is not None:
+            self.copy_status.admit(message)
+        hand_to(self.scheduler, ("produce", state.name), self._produce_request(session, received), self.produce)
+        return True
+
+    def _produce_request(self, session: ServerSession, received: BatchesReceived) -> ProduceRequest:
+        now_ns = self.clock.monotonic_ns()
+        deadline_ns = now_ns + self.options.request_ms_max * _MS_NS
+        return admit_batches(session, received, self.waiting, deadline_ns=deadline_ns, received_ns=now_ns)
 
     @staticmethod
     def _may_name(message: Configure | Switch) -> bool:

@@ -40,6 +40,7 @@ the answer back, and the batch's `Pending` messages get their receipts.
 
 from fairway.protocol.connection import Connection
 from fairway.protocol.connection_states import (
+    BatchesReceived,
     Closed,
     ConnectionEvent,
     ConnectionOptions,
@@ -58,6 +59,7 @@ from fairway.protocol.messages import ControlMessage, Verb
 from fairway.runtime.buffers import Bytes
 
 __all__ = [
+    "BatchesReceived",
     "Bytes",
     "Closed",
     "Connection",

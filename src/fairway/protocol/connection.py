@@ -27,13 +27,14 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, RemoteProtocolError
 from fairway.protocol import codec, connection_states, frames
 from fairway.protocol.connection_states import (
     GREETING_VERSION,
+    BatchesReceived,
     Closed,
     ConnectionEvent,
     ConnectionOptions,
@@ -50,7 +51,7 @@ from fairway.protocol.connection_states import (
     Why,
 )
 from fairway.protocol.frames import REFUSED, RESPONSE, Frame, FrameReader
-from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Verb
+from fairway.protocol.messages import FIRST_REQUEST_VERB, ControlMessage, Goodbye, Hello, Ping, Pong, Produce, Verb
 from fairway.runtime.buffers import Bytes, OnUnused
 
 _NS_PER_MS = 1_000_000
@@ -96,7 +97,9 @@ class HeartbeatTimer:
         return Beat.PING
 
 
+_PRODUCE = int(Verb.PRODUCE)
 _VERBS = {int(verb): verb for verb in Verb}
+_KEPT_CONTROL_BYTES = 1_024  # of the last PRODUCE: a name and a secret; what later versions add may be longer
 _BUSY_RETRY_AFTER_MS = 50  # a few group commits: by then the server has answered some of the requests in flight
 
 
@@ -104,9 +107,16 @@ class Connection:
     """One side of a connection, for one thread or loop. The constructor of a client's side writes the HELLO."""
 
     def __init__(
-        self, role: Role, now_ns: int, options: ConnectionOptions | None = None, *, on_unused: OnUnused | None = None
+        self,
+        role: Role,
+        now_ns: int,
+        options: ConnectionOptions | None = None,
+        *,
+        on_unused: OnUnused | None = None,
+        gathers: bool = False,
     ) -> None:
-        """`on_unused` frees the buffer of a large frame as soon as nobody uses its attachments any more."""
+        """`on_unused` frees the buffer of a large frame as soon as nobody uses its attachments any more. `gathers`:
+        `feed` reports PRODUCE requests in a row as one `BatchesReceived`."""
         self.role = role
         self.options = options or ConnectionOptions()
         self.state = ConnectionState.GREETING
@@ -126,6 +136,9 @@ class Connection:
         self._pings_since_ns = now_ns
         self._turned_away: Refused | None = None
         self._debris: list[Bytes] = []
+        self._gathers = gathers
+        self._produce_control = b""  # of the last PRODUCE: those of one stream have the same control message
+        self._produce = Produce("")
         if role is Role.CLIENT:
             self._write(Verb.HELLO, 0, 0, connection_states.hello(self.options))
 
@@ -179,6 +192,9 @@ class Connection:
                 and (frame := reader.next_frame()) is not None
             ):
                 frames_max -= 1
+                if frame.verb == _PRODUCE and self._gathers and not frame.flags & RESPONSE:
+                    self._on_batch(frame, events)
+                    continue
                 event = self._on_frame(frame, now_ns)
                 if event is not None:
                     events.append(event)
@@ -256,6 +272,18 @@ class Connection:
         self._settle(correlation)
         return True
 
+    def respond_all(self, answers: Iterable[tuple[int, ControlMessage]]) -> None:
+        """Answer several requests of one kind, whose answers have no attachments."""
+        if self.closed is not None:
+            return
+        out, version, in_flight = self._out, self._version, self._in_flight
+        for correlation, message in answers:
+            verb = self._asked(correlation)
+            out += frames.write(verb, RESPONSE, version, correlation, codec.encode(message))
+            del in_flight[correlation]
+        if self.state is not ConnectionState.OPEN:
+            self._part_if_settled()
+
     def refuse(self, correlation: int, refused: Refused) -> bool:
         """Refuse a request and keep the connection; False as for `respond`."""
         if self.closed is not None:
@@ -328,6 +356,35 @@ class Connection:
             return self._refuse(verb, correlation, self._not_now())
         self._in_flight[correlation] = verb
         return RequestReceived(correlation, _VERBS[verb], message, frame.attachments, len(frame.control))
+
+    def _on_batch(self, frame: Frame, events: list[ConnectionEvent]) -> None:
+        """A PRODUCE request, behind those before it."""
+        self._expect(ReceivedKind.REQUEST)
+        control, correlation, in_flight = frame.control, frame.correlation, self._in_flight
+        if (
+            control == self._produce_control
+            and len(frame.attachments) == 1
+            and correlation
+            and correlation not in in_flight
+            and self.state is ConnectionState.OPEN
+            and len(in_flight) < self.requests_max
+        ):
+            in_flight[correlation] = _PRODUCE
+            last = events[-1] if events else None
+            if isinstance(last, BatchesReceived) and last.message is self._produce:
+                last.correlations.append(correlation)
+                last.batches.append(frame.attachments[0])
+                return
+            message = self._produce
+        else:
+            event = self._on_request(frame)
+            if not isinstance(event, RequestReceived) or not isinstance(event.message, Produce):
+                events.append(event)
+                return
+            message = event.message
+            if len(control) <= _KEPT_CONTROL_BYTES:
+                self._produce_control, self._produce = control, message
+        events.append(BatchesReceived(message, [correlation], [frame.attachments[0]], len(control)))
 
     def _not_now(self) -> Refused:
         """Why this side cannot take a valid request now."""

@@ -26,6 +26,7 @@ The module also defines the events, and `Closed` with `Why`: how a connection en
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -33,7 +34,7 @@ import msgspec
 
 from fairway import limits
 from fairway.errors import Code, InvariantViolated, Misuse, Refused, RemoteProtocolError
-from fairway.protocol.messages import ControlMessage, Hello, Verb, Welcome
+from fairway.protocol.messages import ControlMessage, Hello, Produce, Verb, Welcome
 from fairway.runtime.buffers import Bytes
 
 
@@ -146,6 +147,25 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
     attachments: tuple[Bytes, ...]
     control_bytes: int  # of the encoded message: for the owner's memory budget
 
+    def batches(self, message: Produce) -> BatchesReceived:
+        """A PRODUCE request, whose message is `message`, as a row of one."""
+        return BatchesReceived(message, [self.correlation], list(self.attachments), self.control_bytes)
+
+
+class BatchesReceived(msgspec.Struct, frozen=True, gc=False):
+    """To the server: PRODUCE requests in a row, to the same subject and with the same secret. Each of them has a
+    correlation id and a batch of its own, and is in flight as any other request."""
+
+    message: Produce
+    correlations: list[int]
+    batches: list[Bytes]
+    control_bytes: int  # of one encoded message
+
+    def requests(self) -> Iterator[RequestReceived]:
+        """The same requests one by one."""
+        for correlation, batch in zip(self.correlations, self.batches, strict=True):
+            yield RequestReceived(correlation, Verb.PRODUCE, self.message, (batch,), self.control_bytes)
+
 
 class ResponseReceived(msgspec.Struct, frozen=True, gc=False):
     """To the client: the answer to its request."""
@@ -177,7 +197,7 @@ class PeerLeaving(msgspec.Struct, frozen=True, gc=False):
 
 
 ConnectionEvent: TypeAlias = (
-    HandshakeDone | RequestReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
+    HandshakeDone | RequestReceived | BatchesReceived | ResponseReceived | RefusalReceived | RefusalSent | PeerLeaving
 )
 
 

@@ -12,14 +12,14 @@ the broker (ADR 0009).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from fairway import batch, limits
 from fairway.errors import BadName, Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
-from fairway.protocol import Bytes, ControlMessage, RequestReceived
+from fairway.protocol import BatchesReceived, Bytes, ControlMessage, RequestReceived
 from fairway.protocol.admin_messages import (
     Describe,
     Index,
@@ -83,6 +83,8 @@ class Requester(Protocol):
         """The largest frame that the client takes."""
 
     def respond(self, correlation: int, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> None: ...
+
+    def respond_all(self, answers: Sequence[tuple[int, ControlMessage]]) -> None: ...
 
     def refuse(self, correlation: int, refused: Refused) -> None: ...
 
@@ -192,16 +194,111 @@ class ServedRequest(Generic[MessageT]):
 
     def fail(self, error: Exception) -> None:
         """Answer a request whose processor raised."""
-        if isinstance(error, Refused):
-            self.refuse(error)
-        elif isinstance(error, BadName):
-            self.refuse(Refused(Code.BAD_NAME, str(error)))
-        elif isinstance(error, Misuse | RemoteProtocolError):
-            self.refuse(Refused(Code.BAD_REQUEST, str(error)))
-        elif isinstance(error, StorageFault):
+        refused = refusal_of(error)
+        if refused is None:
             self.end()
         else:
-            self.refuse(Refused(Code.OTHER, f"the broker failed on this request: {error!r}"))
+            self.refuse(refused)
+
+
+class ProduceRequest(ServedRequest[Produce]):
+    """The PRODUCE requests of one connection to one subject that came in a row: an actor serves them together. Each of
+    them has a batch, in `attachments`, and an answer of its own."""
+
+    __slots__ = ("unanswered",)
+
+    def __init__(
+        self,
+        session: Requester,
+        received: BatchesReceived,
+        batches: tuple[Bytes, ...],
+        *,
+        deadline_ns: int,
+        received_ns: int,
+        let_go: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            session,
+            received.correlations[0],
+            received.message,
+            batches,
+            deadline_ns=deadline_ns,
+            received_ns=received_ns,
+            let_go=let_go,
+        )
+        self.unanswered = dict.fromkeys(received.correlations)
+
+    def answer(self, answers: Sequence[tuple[int, Produced]]) -> None:
+        """Answer some of the requests, by their correlation ids."""
+        self.forget(correlation for correlation, _ in answers)
+        self.session.respond_all(answers)
+
+    def refuse_one(self, correlation: int, refused: Refused) -> None:
+        self.forget((correlation,))
+        self.session.refuse(correlation, refused)
+
+    def refuse(self, refused: Refused) -> None:
+        """Refuse all that were not answered."""
+        for correlation in list(self.unanswered):
+            self.refuse_one(correlation, refused)
+
+    def settle_some(self, outcome: FairwayError | None, answers: Sequence[tuple[int, Produced]]) -> None:
+        """`settle` for some of the requests, whose batches have this outcome in common."""
+        if outcome is None:
+            self.answer(answers)
+        elif isinstance(outcome, Refused):
+            for correlation, _ in answers:
+                self.refuse_one(correlation, outcome)
+        else:
+            self.forget(correlation for correlation, _ in answers)
+
+    def fail_one(self, correlation: int, error: Exception) -> None:
+        """Answer a request whose batch could not be stored."""
+        refused = refusal_of(error)
+        if refused is None:
+            self.forget((correlation,))
+        else:
+            self.refuse_one(correlation, refused)
+
+    def forget(self, correlations: Iterable[int]) -> None:
+        """Give these requests no further answer."""
+        for correlation in correlations:
+            self.unanswered.pop(correlation, None)
+        if not self.unanswered:
+            self.end()
+
+
+ServedT = TypeVar("ServedT", bound=ServedRequest[Any])
+
+
+def refusal_of(error: Exception) -> Refused | None:
+    """The answer to a request whose processor raised; None: there is none, because the store has failed."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, BadName):
+        return Refused(Code.BAD_NAME, str(error))
+    if isinstance(error, Misuse | RemoteProtocolError):
+        return Refused(Code.BAD_REQUEST, str(error))
+    if isinstance(error, StorageFault):
+        return None
+    return Refused(Code.OTHER, f"the broker failed on this request: {error!r}")
+
+
+def admit_batches(
+    session: Requester, received: BatchesReceived, waiting: Allowance[Requester], *, deadline_ns: int, received_ns: int
+) -> ProduceRequest:
+    """`admit` for PRODUCE requests in a row."""
+    count = len(received.batches)
+    size = count * _plain_bytes(received.message, received.control_bytes) + sum(map(len, received.batches))
+    waiting.take(session, size, is_urgent=size <= count * limits.URGENT_BYTES_MAX)
+    return ProduceRequest(
+        session,
+        received,
+        tuple(map(bytes if size < limits.FRAME_BUFFER_FROM_BYTES else _own, received.batches)),
+        deadline_ns=deadline_ns,
+        received_ns=received_ns,
+        let_go=partial(waiting.give_back, session, size),
+    )
 
 
 def admit(
@@ -250,18 +347,21 @@ def held_bytes(received: RequestReceived) -> int:
     attached = sum(map(len, received.attachments))
     if not isinstance(message, _PLAIN):
         return control_bytes * (_NAMES_GROWTH if isinstance(message, _NAMES) else _LISTS_GROWTH) + attached
+    return _plain_bytes(message, control_bytes) + attached
+
+
+def _plain_bytes(message: ControlMessage, control_bytes: int) -> int:
+    """The memory of a message without lists, beside its batches."""
     if control_bytes > limits.PLAIN_CONTROL_BYTES_MAX:
         raise Refused(
             Code.BAD_REQUEST,
             f"a {type(message).__name__.upper()} of {control_bytes} bytes beside its batches: at most "
             f"{limits.PLAIN_CONTROL_BYTES_MAX} are allowed, whatever a later version adds to it",
         )
-    return min(control_bytes + _PLAIN_BYTES, _PLAIN_BYTES_MAX) + attached
+    return min(control_bytes + _PLAIN_BYTES, _PLAIN_BYTES_MAX)
 
 
-def hand_to(
-    scheduler: Scheduler, key: Hashable, request: ServedRequest[MessageT], processor: Processor[ServedRequest[MessageT]]
-) -> None:
+def hand_to(scheduler: Scheduler, key: Hashable, request: ServedT, processor: Processor[ServedT]) -> None:
     """Put the request into the mailbox of its actor. If the mailbox refuses it, the request ends."""
     try:
         scheduler.dispatch(key, request, processor)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
 from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB
 from fairway.protocol import (
+    BatchesReceived,
     Bytes,
     Connection,
     ConnectionOptions,
@@ -64,7 +65,7 @@ class ServerSession(asyncio.Protocol):
         self._host = host
         self._call_later = call_later
         self._read_ns = host.clock.monotonic_ns()  # when it was last read
-        self._connection = Connection(Role.SERVER, self._read_ns, options, on_unused=host.discard_buffer)
+        self._connection = Connection(Role.SERVER, self._read_ns, options, on_unused=host.discard_buffer, gathers=True)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
@@ -201,6 +202,15 @@ class ServerSession(asyncio.Protocol):
         else:
             self._flush_soon()
 
+    def respond_all(self, answers: Sequence[tuple[int, ControlMessage]]) -> None:
+        """Answer several requests of one kind, whose answers have no attachments."""
+        if self.is_gone:
+            return
+        self._connection.respond_all(answers)
+        for _, message in answers:
+            self._host.meters.answered(message, ())
+        self._flush_soon()
+
     def refuse(self, correlation: int, refused: Refused) -> None:
         if not self.is_gone:
             self._refuse(correlation, refused)
@@ -243,14 +253,18 @@ class ServerSession(asyncio.Protocol):
         self._refused_ms = -1
         arrived, ready_weight = connection.buffered_bytes + len(data), self._host.scheduler.ready_weight
         events = connection.feed(data, self._read_ns, frames_max=self._helping())
+        frames = len(events)
         for event in events:
-            if isinstance(event, RequestReceived):
+            if isinstance(event, BatchesReceived):
+                frames += len(event.batches) - 1
+                self._hand_over_batches(event)
+            elif isinstance(event, RequestReceived):
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.meters.refused(event.code)
         elapsed_ns = self._host.clock.monotonic_ns() - self._read_ns
-        if events:
-            self._frame_ns += (elapsed_ns / len(events) - self._frame_ns) * _FRAME_SHARE
+        if frames:
+            self._frame_ns += (elapsed_ns / frames - self._frame_ns) * _FRAME_SHARE
         self._account_for(elapsed_ns, ready_weight)
         partial = connection.buffered_bytes
         if partial or arrived > len(data):
@@ -310,6 +324,18 @@ class ServerSession(asyncio.Protocol):
         if is_reading != self._is_reading:
             self._is_reading = is_reading
             (transport.resume_reading if is_reading else transport.pause_reading)()
+
+    def _hand_over_batches(self, received: BatchesReceived) -> None:
+        """Hand over PRODUCE requests: together where the server takes them so, else one by one."""
+        try:
+            if self._host.handle_together(self, received):
+                return
+        except Refused as refused:
+            for correlation in received.correlations:
+                self._turn_down(correlation, refused)
+            return
+        for request in received.requests():
+            self._hand_over(request)
 
     def _hand_over(self, received: RequestReceived) -> None:
         try:

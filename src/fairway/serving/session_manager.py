@@ -17,7 +17,7 @@ from typing import Any
 
 from fairway import limits
 from fairway.errors import Code, Misuse, Refused, StorageFault
-from fairway.protocol import Bytes, ConnectionOptions, RequestReceived
+from fairway.protocol import BatchesReceived, Bytes, ConnectionOptions, RequestReceived
 from fairway.runtime.buffers import LazyBuffer
 from fairway.runtime.clock import Clock
 from fairway.runtime.net import ListeningSocket, Net
@@ -116,10 +116,12 @@ class SessionManager:
         scheduler: Scheduler,
         waiting: Allowance[Requester],
         handle: Callable[[ServerSession, RequestReceived], None],
-        on_closed: Callable[[ServerSession], None] = lambda _session: None,
+        handle_together: Callable[[ServerSession, BatchesReceived], bool],
+        on_closed: Callable[[ServerSession], None],
     ) -> None:
         self.clock = clock
         self.handle = handle
+        self.handle_together = handle_together
         self._on_closed = on_closed
         loop = asyncio.get_running_loop()
         self.incoming: FrameAdmission[ServerSession] = FrameAdmission(
@@ -294,7 +296,7 @@ class SocketServer(ABC):
         self.meters = ServerCounters()
         self.waiting: Allowance[Requester] = Allowance(waiting_bytes_max, f"wait in this {name}'s requests")
         self.session_manager = SessionManager(
-            clock, options, self.meters, scheduler, self.waiting, self.handle, self._on_closed
+            clock, options, self.meters, scheduler, self.waiting, self.handle, self._handle_together, self._on_closed
         )
         self.pages: Pages = {METRICS: self._metrics_page, LIVE: self._live_page, READY: self._ready_page}
         self._listeners = Listeners(net, self.session_manager, HttpListener(self.pages))
@@ -304,6 +306,12 @@ class SocketServer(ABC):
     @abstractmethod
     def handle(self, session: ServerSession, received: RequestReceived) -> None:
         """Take a request. The session answers the `Refused` and `Misuse` that this raises."""
+
+    def _handle_together(self, session: ServerSession, received: BatchesReceived) -> bool:
+        """Take all of these requests as one, if the server can. False: `handle` takes them one by one. The session
+        answers each of them with the `Refused` that this raises."""
+        del session, received
+        return False
 
     def _on_closed(self, session: ServerSession) -> None:
         """A session has ended."""

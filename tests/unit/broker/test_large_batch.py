@@ -12,12 +12,12 @@ import pytest
 from fairway import batch
 from fairway.batch import checksum
 from fairway.limits import KIB, MIB, PLAIN_CONTROL_BYTES_MAX
-from fairway.protocol import Bytes, RequestReceived, Verb
+from fairway.protocol import BatchesReceived, Bytes
 from fairway.protocol.messages import Produce
 from fairway.runtime.buffers import LazyBuffer
 from fairway.scheduling import Account
 from fairway.serving.memory_budget import Allowance
-from fairway.serving.requests import Requester, ServedRequest, admit
+from fairway.serving.requests import Requester, ServedRequest, admit_batches
 from fairway.storage.store import Store
 from tests.support.raw import Raw
 from tests.unit.broker.scene import BROKER, PORT, SUBJECT, Scene, options_of
@@ -41,14 +41,16 @@ class Waiting:
 
     def respond(self, *_: object) -> None: ...
 
+    def respond_all(self, *_: object) -> None: ...
+
     def refuse(self, *_: object) -> None: ...
 
 
 def admitted(attachment: Bytes) -> Bytes:
     """The attachment, as an actor sees it."""
     allowance: Allowance[Requester] = Allowance(64 * MIB, "wait")
-    received = RequestReceived(1, Verb.PRODUCE, Produce(SUBJECT), (attachment,), 20)
-    return admit(Waiting(), received, received.message, allowance, deadline_ns=1).attachments[0]
+    received = BatchesReceived(Produce(SUBJECT), [1], [attachment], 20)
+    return admit_batches(Waiting(), received, allowance, deadline_ns=1, received_ns=0).attachments[0]
 
 
 def in_a_buffer(beside_bytes: int) -> memoryview:

@@ -280,7 +280,8 @@ async def test_the_order_of_ones_own_requests_is_kept_however_many_come_at_once(
 
 @staged
 async def test_a_flood_of_what_is_refused_as_busy_is_heard_again_when_it_may_come_back(scene: Scene) -> None:
-    """A thousand at once are more than an actor takes: some are refused, all are answered, none at once."""
+    """A thousand at once are more than an actor takes: some are refused, all are answered, none at once. They go to two
+    subjects by turns: those in a row to one subject would be one request of its actor."""
     options = replace(
         scene.options,
         scheduler=SchedulerOptions(mailbox_requests_max=8),
@@ -289,9 +290,10 @@ async def test_a_flood_of_what_is_refused_as_busy_is_heard_again_when_it_may_com
     await scene.restart(options)
     scene.disk.stall(0.2)
     flood = await raw(scene, "flood")
-    stream = Stream(3)
-    for _ in range(200):
-        flood.connection.request(m.Produce("orders"), [stream.batch([b"x"])])
+    streams = {"orders": Stream(3), "refunds": Stream(4)}
+    for _ in range(100):
+        for subject, stream in streams.items():
+            flood.connection.request(m.Produce(subject), [stream.batch([b"x"])])
     flood.send(*flood.connection.take())
     await asyncio.sleep(0.2)
     assert flood.answered < 200

@@ -9,8 +9,9 @@ not the others.
 
 Fair shares of the loop are not enough. A group that drains a backlog also keeps the device, the interpreter and the
 other cores busy, so everybody waits a little longer for everything. So while others are at work, an actor rests after
-each answer, 24 times as long as the answer took. An operator gives weight to a group with an urgent backlog, which
-shortens its rests. With nobody else at work, there is no rest.
+each answer, `REST_FACTOR` times as long as its slices took of the loop. How long it waited for the device or for its
+turn does not count: a loop that is busy for others must not make the rest longer. An operator gives weight to a group
+with an urgent backlog, which shortens its rests. With nobody else at work, there is no rest.
 
 A fetch or an answer about to begin also stands aside for 1 ms after the slice of another actor. The kernel likes to
 wake the client of that answer on the core that sent it, where the client would wait until the loop sleeps.
@@ -40,15 +41,15 @@ CACHES_BYTES_MAX = 16 * MIB  # fetched and not yet used, of all actors; an actor
 # of twice the time and a fetch for every answer, and 1.2 to 1.4 with several answers to a fetch and the loop standing
 # aside. A rest of 8 times the time gives 1.15 to 1.4, 16 times 1.21 to 1.33, and 24 times 1.06 to 1.21. The last costs
 # the cold reader a third of its rate with 16 (bench/fairness).
-REST_FACTOR = 24
+REST_FACTOR = 2
 _TOOK_NS_MAX = 5_000_000  # beyond this the group was waiting, not working
 _BUSY_NS = 50_000_000  # an actor that had a slice within this time is at work
-_REST_NS_MIN = 1_000_000  # also before the time of an answer is known
+_REST_NS_MIN = 1_000_000  # uvloop has no shorter timer: several short answers are followed by one rest
 _REST_NS_MAX = 50_000_000  # ahead, however many actors are behind
 _ASIDE_NS = 1_000_000  # after another actor's slice: its next request has often come by then
 _ASIDE_NS_MAX = 3_000_000  # beyond the rest: others may never pause
 _TIMER_S_MIN = 0.001  # uvloop rounds to milliseconds: a shorter timer would fire at once, over and over
-_BEGUN_MAX = 1_000  # actors whose last fetch has a known start
+_SERVED_MAX = 1_000  # actors whose last rest is known
 
 _FAULT_RETRY_MS = 1_000  # a failing device does not recover by frequent reads
 # no read-ahead for so long after a fault: the failing bytes may be ones that nobody has asked for
@@ -113,13 +114,14 @@ class ColdReads:
         self._now_ns = clock.monotonic_ns
         self._call_later = call_later
         self._rest_until_ns = 0
+        self._due_rest_ns = 0  # and not yet begun
         self._is_resting = False
         self._wary_until_ns = 0
         self._at_once = at_once
         self._under_way = 0
         self._queue: deque[_FetchJob] = deque()  # a suspended actor is in this queue, or under way,
         self._sated: deque[Actor] = deque()  # or in this one: its cache has the bytes, and it waits for its time
-        self._began_ns: dict[Hashable, int] = {}
+        self._served_ns: dict[Hashable, int] = {}  # what each actor had used of the loop when it last began to rest
         self._caches: OrderedDict[Hashable, FetchCache] = OrderedDict()
         self._cached_bytes = 0
         self.count = 0
@@ -174,26 +176,34 @@ class ColdReads:
         self.clear(actor)
         actor.is_background = True
         actor.suspend()
-        self._lengthen_rest(actor)
+        self._is_rest_due(actor)
         self._queue.append(_FetchJob(actor, deque(reads), fetch_cache))
         self._begin()
 
     def rest(self, actor: Actor) -> None:
         """Let the actor's next request wait a while if others are at work. The actor was just served from its cache."""
-        if self._others_are_at_work():
+        if self._is_rest_due(actor):
             actor.suspend()
-            self._lengthen_rest(actor)
             self._sated.append(actor)
             self._begin()
-        else:
-            self._note_begin(actor.key, self._now_ns())
 
-    def _lengthen_rest(self, actor: Actor) -> None:
-        """Lengthen the rest of all by `REST_FACTOR` times the time that this actor's last answer took."""
+    def _is_rest_due(self, actor: Actor) -> bool:
+        """Add `REST_FACTOR` times what the actor has used of the loop since the last time to the rest that is due, and
+        begin that rest once it is long enough."""
+        took_ns = min(actor.served_ns - self._served_ns.pop(actor.key, actor.served_ns), _TOOK_NS_MAX)
+        self._served_ns[actor.key] = actor.served_ns
+        if len(self._served_ns) > _SERVED_MAX:
+            del self._served_ns[next(iter(self._served_ns))]
         now_ns = self._now_ns()
-        took_ns = min(now_ns - self._began_ns.pop(actor.key, now_ns), _TOOK_NS_MAX)
-        rest_until_ns = max(self._rest_until_ns, now_ns) + int(REST_FACTOR * took_ns / max(actor.weight, 1.0))
-        self._rest_until_ns = min(rest_until_ns, now_ns + _REST_NS_MAX)
+        self._rest_until_ns = max(self._rest_until_ns, now_ns)
+        self._due_rest_ns += int(REST_FACTOR * took_ns / max(actor.weight, 1.0))
+        if not self._others_are_at_work():
+            self._due_rest_ns = 0
+        if self._due_rest_ns < _REST_NS_MIN:
+            return False
+        self._rest_until_ns = min(self._rest_until_ns + self._due_rest_ns, now_ns + _REST_NS_MAX)
+        self._due_rest_ns = 0
+        return True
 
     def _others_are_at_work(self) -> bool:
         return self._now_ns() - self._scheduler.busy_ns <= _BUSY_NS
@@ -228,19 +238,11 @@ class ColdReads:
                 self._fetch(self._queue.popleft())
 
     def _resume(self, actor: Actor) -> None:
-        now_ns = self._now_ns()
-        self._note_begin(actor.key, now_ns)
-        self._rest_until_ns = now_ns + _REST_NS_MIN
+        self._rest_until_ns = self._now_ns() + _REST_NS_MIN
         self._scheduler.resume(actor)
-
-    def _note_begin(self, key: Hashable, now_ns: int) -> None:
-        self._began_ns[key] = now_ns
-        if len(self._began_ns) > _BEGUN_MAX:
-            del self._began_ns[next(iter(self._began_ns))]
 
     def _fetch(self, task: _FetchJob) -> None:
         now_ns = self._now_ns()
-        self._note_begin(task.actor.key, now_ns)
         begin, keep = task.reads.popleft()
         self._under_way += 1
         self.count += 1

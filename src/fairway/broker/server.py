@@ -165,6 +165,7 @@ class Broker(SocketServer):
             "messages": store.messages.log.flusher.watch(SyncWatch(world.clock)),
             "actions": store.actions.log.flusher.watch(SyncWatch(world.clock)),
         }
+        store.actions.log.flusher.keep_open(loop.call_later)
         self.metrics = Metrics(self)
         self._failed = asyncio.Event()
         self._sync_timer: asyncio.TimerHandle | None = None

@@ -25,7 +25,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+
+class Timer(Protocol):
+    """The handle that a loop returns for a pending callback."""
+
+    def cancel(self) -> None:
+        """Do not make the call."""
+
+
+ScheduleTimer: TypeAlias = Callable[[float, Callable[[], None]], Timer]  # a loop's `call_later`
 
 SIMULATED_START_MS = 1_700_000_000_000  # 14 November 2023, 22:13:20 UTC: any round instant would do
 

@@ -30,7 +30,7 @@ from itertools import count
 from typing import NoReturn, Protocol, TypeVar
 
 from fairway.errors import Code, Misuse, Refused
-from fairway.runtime.clock import Clock
+from fairway.runtime.clock import Clock, Timer
 from fairway.scheduling.actor import (
     IDLE,
     NEVER_NS,
@@ -56,13 +56,6 @@ SWEEP_EVERY_NS = 10_000_000  # a sweep looks at every request of an actor: 2,000
 SWEEP_SHARE = 50  # so the next sweep waits for this many times as long
 SLACK_S = 0.001  # uvloop rounds timers to milliseconds: without the slack they would fire early, and again at once
 STALE_MIN = 64  # a smaller heap with stale entries is not worth a rebuild
-
-
-class Timer(Protocol):
-    """The handle that a loop returns for a pending callback."""
-
-    def cancel(self) -> None:
-        """Do not make the call."""
 
 
 class Loop(Protocol):

@@ -69,6 +69,7 @@ class Requester(Protocol):
     address: str
     here: str  # the address where the client reached this server; empty: not known
     account: Account  # what it has used
+    unstored_bytes: int  # of batches that it has sent and that have no answer yet
     waiting: dict[ServedRequest[Any], None]  # its requests that wait
 
     @property
@@ -291,13 +292,19 @@ def admit_batches(
     count = len(received.batches)
     size = count * _plain_bytes(received.message, received.control_bytes) + sum(map(len, received.batches))
     waiting.take(session, size, is_urgent=size <= count * limits.URGENT_BYTES_MAX)
+    session.unstored_bytes += size
+
+    def let_go() -> None:
+        waiting.give_back(session, size)
+        session.unstored_bytes -= size
+
     return ProduceRequest(
         session,
         received,
         tuple(map(bytes if size < limits.FRAME_BUFFER_FROM_BYTES else _own, received.batches)),
         deadline_ns=deadline_ns,
         received_ns=received_ns,
-        let_go=partial(waiting.give_back, session, size),
+        let_go=let_go,
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import BadName, Code, Misuse, Refused, RemoteProtocolError
-from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB
+from fairway.limits import KIB, LARGE_FRAME_BYTES, MIB, UNSTORED_BYTES_MAX
 from fairway.protocol import (
     BatchesReceived,
     Bytes,
@@ -70,7 +70,7 @@ class ServerSession(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._is_clogged = False  # the client reads slower than it asks
-        self._is_full = False  # it has as many requests in flight as it may
+        self._is_full = False  # it has as many requests in flight as it may, or as many bytes that are not stored
         self._is_queued = False  # it has sent more than a helping
         self._is_in_line = False  # there is no room for the frame that it has begun
         self._is_reading = True
@@ -83,6 +83,7 @@ class ServerSession(asyncio.Protocol):
         self._written_bytes = 0
         self._left_bytes = 0  # of those, what had left the transport at the last look
         self.account = Account()  # what it has used of the loop
+        self.unstored_bytes = 0  # of batches that it has sent and that have no answer yet
         self.waiting: dict[ServedRequest[Any], None] = {}  # requests that wait
         self.address = ""
         self.here = ""  # the address where the client reached this server
@@ -310,12 +311,13 @@ class ServerSession(asyncio.Protocol):
 
         The session does not read a client that does not read its answers, or that waits for room for its frame or for
         its turn in the read throttle. Nor does it read a client with as many requests in flight as allowed: refusing
-        more of them one by one would cost others their time.
+        more of them one by one would cost others their time. Nor one with as many bytes on their way into the log.
         """
         transport, connection = self._transport, self._connection
         if transport is None or self._is_ending or transport.is_closing():
             return
-        self._is_full = connection.is_open and connection.in_flight >= connection.requests_max
+        is_bulk = self.unstored_bytes >= UNSTORED_BYTES_MAX
+        self._is_full = is_bulk or (connection.is_open and connection.in_flight >= connection.requests_max)
         is_held = self._is_clogged or self._is_full or self._is_in_line
         is_resting = self._refused_ms > 0 or self._due_rest_ms > 0
         if (connection.has_unread or self._is_ahead or is_resting) and not is_held:

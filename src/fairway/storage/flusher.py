@@ -38,11 +38,12 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from fairway import limits
 from fairway.errors import Code, DiskFull, FairwayError, Refused, StorageFault, invariant
-from fairway.runtime.clock import Clock
+from fairway.runtime.clock import Clock, ScheduleTimer, Timer
 from fairway.runtime.disk import Disk, File, Part, settles
 
 _ENOUGH_BYTES = 64 * limits.KIB  # a round of this size starts at once
 _LOOKS_MAX = 8  # turns of the loop that a smaller round may grow for, as long as each turn adds to it
+_OPEN_S = 0.02  # for a handler to be done; a crash meanwhile hands these messages out again
 _GROWTH_NS_MAX = 500_000  # and the longest growth: eight turns of a busy loop took 16 ms (bench/hostile)
 
 OnDurable: TypeAlias = Callable[[FairwayError | None], None]
@@ -70,10 +71,11 @@ WatchT = TypeVar("WatchT", bound=SyncObserver)
 class _CommitRound:
     """The parts of one commit, and the callbacks that wait for it."""
 
-    __slots__ = ("end", "file", "must_sync", "parts", "start", "syncs", "waiters")
+    __slots__ = ("end", "file", "is_due", "must_sync", "parts", "start", "syncs", "waiters")
 
     def __init__(self, file: File, start: int, *, syncs: bool) -> None:
         self.syncs = syncs  # this commit ends with a sync of its file
+        self.is_due = False  # it has been open for long enough
         self.must_sync = False  # the round counts only after a sync that follows it
         self.file = file
         self.start = start
@@ -130,6 +132,8 @@ class Flusher:
         self._looks = 0
         self._looks_since_ns = 0
         self._is_shared = False  # several callers waited for the last round
+        self._call_later: ScheduleTimer | None = None
+        self._open_timer: Timer | None = None  # ends the wait of a round that nobody waits for
         # For a held log only:
         self._is_held = False
         self._confirmed_end = synced_end
@@ -167,6 +171,7 @@ class Flusher:
         last.parts += (part, body) if body else (part,)
         if must_sync:
             last.must_sync = True
+            self._end_open()
         self.gathered_end = last.end = self.gathered_end + len(part) + len(body)
 
     def part(self, file: File, synced_end: int) -> None:
@@ -197,6 +202,8 @@ class Flusher:
         elif self._gathered and position > self._gathered[-1].start:  # the usual case: the caller has just appended
             invariant(position <= self.gathered_end, "nobody waits for what was not appended")
             self._gathered[-1].waiters.append(outcome)
+            if self._open_timer is not None:
+                self._end_open()
         else:
             self._round_of(position).waiters.append(outcome)
 
@@ -258,6 +265,11 @@ class Flusher:
                 waiter(None)
         self._on_progress()
 
+    def keep_open(self, call_later: ScheduleTimer) -> None:
+        """From now on a round that nobody waits for, such as a handout to a consumer, stays open for 20 ms. Usually
+        somebody waits for what comes next, an ack, and one sync does for both. `call_later`: of the loop."""
+        self._call_later = call_later
+
     def use_memory(self) -> None:
         """Switch to durability `memory`. A replica syncs every round until it leads."""
         self._is_lazy = True
@@ -306,6 +318,8 @@ class Flusher:
         if self._is_gathering():
             self._kick_soon()
             return
+        if self._stays_open():
+            return
         round_ = self._next_round()
         if round_ is not None:
             self._in_flight = round_
@@ -329,6 +343,27 @@ class Flusher:
             is_growing = now_ns - self._looks_since_ns < _GROWTH_NS_MAX
         self._looks = self._looks + 1 if is_growing else 0
         return is_growing
+
+    def _stays_open(self) -> bool:
+        """Whether the next round waits for somebody to wait for it."""
+        call_later, gathered = self._call_later, self._gathered
+        if call_later is None or self._is_lazy or len(gathered) != 1 or self._is_held:
+            return False
+        round_ = gathered[0]
+        if round_.waiters or round_.must_sync or round_.is_due or round_.end - round_.start > _ENOUGH_BYTES:
+            return False
+        if self._open_timer is None:
+            self._open_timer = call_later(_OPEN_S, self._end_open)
+        return True
+
+    def _end_open(self) -> None:
+        """Commit the open round soon."""
+        if self._open_timer is not None:
+            self._open_timer.cancel()
+            self._open_timer = None
+            if self._gathered:
+                self._gathered[0].is_due = True
+                self._kick_soon()
 
     def _next_round(self) -> _CommitRound | None:
         file = self._unsynced_file
@@ -423,6 +458,9 @@ class Flusher:
     def poison(self, fault: StorageFault, round_: _CommitRound | None = None) -> None:
         """Never answer again, because nobody knows what is on disk."""
         self.fault = self.fault or fault
+        if self._open_timer is not None:
+            self._open_timer.cancel()
+            self._open_timer = None
         undone = [*([round_] if round_ is not None else []), *self._open_rounds()]
         parked, self._parked = self._parked, []
         unsynced, self._sync_waiters = self._sync_waiters, []

@@ -16,6 +16,8 @@ from fairway.scheduling import Actor, Scheduler
 from fairway.storage.log import Damaged
 from tests.unit.runtime.timers import Timers
 
+MS = 1_000_000
+
 
 class Loop(Timers):
     """Callbacks that are due at once, and timers."""
@@ -49,7 +51,7 @@ class Stage:
     def __post_init__(self) -> None:
         self.clock.advance(1_000)  # nobody else has been served for a second
         self.loop = Loop()
-        self.scheduler = Scheduler(self.clock, self.loop)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(self.clock, self.loop)
         self.fetches = ColdReads(self.scheduler, self.clock, self.loop.call_later, at_once=2)
 
     def actor(self, key: str) -> Actor:
@@ -136,7 +138,8 @@ def test_while_others_are_at_work_it_rests_between_fetches(stage: Stage) -> None
     stage.start(actor, "one")
     stage.clock.advance(1)
     stage.device.answer()
-    stage.clock.advance(1)  # the answers that are made of it, and the next request
+    stage.clock.advance(1)
+    actor.served_ns += MS  # the answers that are made of it, and the next request
     stage.scheduler.busy_ns = stage.clock.monotonic_ns()
     stage.start(actor, "two")
     assert stage.device.names == []
@@ -149,7 +152,8 @@ def test_while_others_are_at_work_it_rests_between_answers(stage: Stage) -> None
     actor = stage.actor("a")
     stage.start(actor, "one")
     stage.device.answer()
-    stage.clock.advance(1)  # an answer was made of it
+    stage.clock.advance(1)
+    actor.served_ns += MS  # an answer was made of it
     stage.scheduler.busy_ns = stage.clock.monotonic_ns()
     stage.fetches.rest(actor)
     assert actor.suspensions == 1
@@ -165,9 +169,11 @@ def test_with_weight_it_rests_the_less(stage: Stage) -> None:
     stage.start(actor, "one")
     stage.device.answer()
     stage.clock.advance(1)
+    actor.served_ns += 4 * MS
     stage.scheduler.busy_ns = stage.clock.monotonic_ns()
     stage.fetches.rest(actor)
-    stage.clock.advance(cold_reads.REST_FACTOR // 4)
+    assert actor.suspensions == 1
+    stage.clock.advance(cold_reads.REST_FACTOR)
     stage.loop.ring_all()
     assert actor.suspensions == 0
 
@@ -177,8 +183,37 @@ def test_alone_it_does_not_rest_between_answers(stage: Stage) -> None:
     stage.start(actor, "one")
     stage.device.answer()
     stage.clock.advance(1)
+    actor.served_ns += MS
     stage.fetches.rest(actor)
     assert actor.suspensions == 0
+
+
+def test_waiting_for_the_device_or_for_a_turn_is_no_reason_to_rest(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one")
+    stage.clock.advance(20)
+    stage.device.answer()
+    stage.clock.advance(20)
+    actor.served_ns += MS // (2 * cold_reads.REST_FACTOR)
+    stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+    stage.fetches.rest(actor)
+    assert actor.suspensions == 0
+
+
+def test_the_rests_of_short_answers_add_up(stage: Stage) -> None:
+    actor = stage.actor("a")
+    stage.start(actor, "one")
+    stage.device.answer()
+    rests = 0
+    for _ in range(2 * cold_reads.REST_FACTOR * 10):
+        actor.served_ns += MS // 10 // cold_reads.REST_FACTOR
+        stage.scheduler.busy_ns = stage.clock.monotonic_ns()
+        stage.fetches.rest(actor)
+        if actor.suspensions:
+            rests += 1
+            stage.clock.advance(2)
+            stage.loop.ring_all()
+    assert rests == pytest.approx(2 * cold_reads.REST_FACTOR, abs=1)
 
 
 def test_it_stands_aside_where_somebody_was_served_just_now_but_not_for_ever(stage: Stage) -> None:

@@ -37,6 +37,7 @@ class Waiting:
     is_swamped: bool = False
     frame_bytes_max: int = 64 * MIB
     account: Account = field(default_factory=Account)
+    unstored_bytes: int = 0
     waiting: dict[ServedRequest[Any], None] = field(default_factory=dict)
 
     def respond(self, *_: object) -> None: ...

@@ -134,3 +134,31 @@ async def test_a_full_disk_refuses_each_of_a_row_and_stores_none(scene: Scene) -
     refused = [client.answers[correlation] for correlation in range(2, 10)]
     assert [told[0] for told in refused] == [Code.READ_ONLY] * 8
     assert [each.payload for each in await scene.scan()] == [b"0"]
+
+
+def test_who_sends_much_is_read_no_further_than_what_is_on_its_way_into_the_log() -> None:
+    """So whoever comes next waits for little of it."""
+    most = 0
+
+    async def story(scene: Scene) -> None:
+        nonlocal most
+        flooder = await Recorder.connect(scene.sim.net.host("flooder"), BROKER, PORT)
+        small = await Recorder.connect(scene.sim.net.host("small"), BROKER, PORT)
+        small.ask(m.Produce("small"), (batch_of(6, 0, [b"0"]),))
+        flooder.ask(m.Produce(SUBJECT), (batch_of(5, 0, [b"0"]),))
+        await asyncio.sleep(1)
+        for number in range(1, 41):
+            flooder.connection.request(m.Produce(SUBJECT), [batch_of(5, number, [bytes(300 * limits.KIB)])])
+        scene.disk.stall(1)  # the next commit takes its time
+        flooder.send(*flooder.connection.take())
+        await asyncio.sleep(0.5)
+        small.ask(m.Produce("small"), (batch_of(6, 1, [b"1"]),))
+        while len(small.answers) < 2:
+            most = max(most, scene.broker.store.messages.log.flusher.uncommitted_bytes)
+            await asyncio.sleep(0.001)
+        assert len(flooder.answers) < 41
+        await asyncio.sleep(10)
+        assert len(flooder.answers) == 41
+
+    Scene("flooder", options_of(), capacity_bytes=64 * limits.MIB).play(story)
+    assert most < 2 * limits.MIB

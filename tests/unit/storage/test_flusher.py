@@ -276,3 +276,45 @@ def test_a_task_waits_for_its_sync_and_may_give_up() -> None:
         return flusher.synced_end
 
     assert simulate(lambda _: scenario(), seed=1).result == 8
+
+
+def test_a_round_that_nobody_waits_for_shares_the_sync_of_the_next_one() -> None:
+    bench = Bench()
+    bench.flusher.keep_open(bench.timers.call_later)
+    bench.flusher.add(bench.file, b"12345678")
+    bench.timers.ring_until(0.01)
+    assert bench.flusher.syncs == 0
+    bench.add("a")
+    bench.timers.ring_until(0.012)
+    assert (bench.answers, bench.flusher.syncs) == ([("a", None)], 1)
+    assert bench.flusher.committed_end == 16
+
+
+def test_a_round_that_nobody_waits_for_is_committed_within_20_ms() -> None:
+    bench = Bench()
+    bench.flusher.keep_open(bench.timers.call_later)
+    bench.flusher.add(bench.file, b"12345678")
+    bench.timers.ring_until(0.015)
+    bench.flusher.add(bench.file, b"12345678")
+    bench.timers.ring_until(0.025)
+    assert (bench.flusher.committed_end, bench.flusher.syncs) == (16, 1)
+
+
+def test_a_record_that_must_be_synced_does_not_stay_open() -> None:
+    bench = Bench()
+    bench.flusher.keep_open(bench.timers.call_later)
+    bench.flusher.add(bench.file, b"12345678")
+    bench.timers.ring_until(0.005)
+    bench.flusher.add(bench.file, b"12345678", must_sync=True)
+    bench.timers.ring_until(0.01)
+    assert bench.flusher.committed_end == 16
+
+
+def test_a_poisoned_flusher_leaves_no_timer_behind() -> None:
+    bench = Bench()
+    bench.flusher.keep_open(bench.timers.call_later)
+    bench.flusher.add(bench.file, b"12345678")
+    bench.timers.ring_until(0.005)
+    bench.flusher.poison(StorageFault("gone"))
+    bench.timers.ring_all()
+    assert bench.flusher.syncs == 0

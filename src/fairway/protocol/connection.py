@@ -70,7 +70,7 @@ class Beat(enum.Enum):
 class HeartbeatTimer:
     """The heartbeat timer of one side of a connection."""
 
-    __slots__ = ("_asked", "_due_ns", "_is_on", "interval_ns")
+    __slots__ = ("_asked", "_is_on", "due_ns", "interval_ns")
 
     def __init__(self, interval_ms: int, now_ns: int, *, is_on: bool = True) -> None:
         self.interval_ns = interval_ms * _NS_PER_MS
@@ -80,20 +80,15 @@ class HeartbeatTimer:
     def heard(self, now_ns: int) -> None:
         """Note a sign of life from the peer."""
         self._asked = 0
-        self._due_ns = now_ns + self.interval_ns if self._is_on else NEVER_NS
-
-    @property
-    def due_ns(self) -> int:
-        """When `on_time` has something to do; `NEVER_NS` if the timer is off."""
-        return self._due_ns
+        self.due_ns = now_ns + self.interval_ns if self._is_on else NEVER_NS  # when `on_time` has something to do
 
     def on_time(self, now_ns: int) -> Beat:
-        if now_ns < self._due_ns:
+        if now_ns < self.due_ns:
             return Beat.NOTHING
         if self._asked == INTERVALS_MAX - 1:
             return Beat.DEAD
         self._asked += 1
-        self._due_ns = now_ns + self.interval_ns
+        self.due_ns = now_ns + self.interval_ns
         return Beat.PING
 
 
@@ -127,7 +122,9 @@ class Connection:
         self.features: tuple[str, ...] = ()  # that both sides have
         self._reader = FrameReader(version=GREETING_VERSION, on_unused=on_unused)
         self._pulse = HeartbeatTimer(self.options.handshake_ms, now_ns)
-        self._out: list[Bytes] = []
+        self.out: list[Bytes] = []  # frames that `take` will return
+        self.buffered_bytes = 0  # of an incomplete frame, and not yet read: the owner counts them in its memory budget
+        self.has_unread = False  # `feed` stopped at `frames_max`: another call, with empty data, goes on
         self._version = GREETING_VERSION
         self._in_flight: dict[int, int] = {}  # correlation id: verb
         self._correlation = 0  # the client's last
@@ -160,19 +157,9 @@ class Connection:
         return self.requests_max - len(self._in_flight) if self.state is ConnectionState.OPEN else 0
 
     @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame and bytes not yet read. The owner counts them in its memory budget."""
-        return self._reader.buffered_bytes
-
-    @property
     def partial_frame_bytes(self) -> int:
         """The whole length of the incomplete frame, by its header; 0 if no frame is incomplete."""
         return self._reader.partial_frame_bytes
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether `feed` stopped at `frames_max`. Another call, with empty data, goes on."""
-        return self._reader.has_unread
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -200,6 +187,8 @@ class Connection:
                     events.append(event)
         except RemoteProtocolError as error:
             self.fail(error.with_traceback(None))  # the frames of the traceback would keep the peer's bytes alive
+        if self.closed is None:
+            self.has_unread, self.buffered_bytes = reader.has_unread, reader.buffered_bytes
         return events
 
     def heard(self, now_ns: int) -> None:
@@ -236,14 +225,14 @@ class Connection:
     def lost(self) -> None:
         """The transport is gone."""
         if self.closed is None:
-            cut = " in the middle of a frame" if self._reader.buffered_bytes else ""
+            cut = " in the middle of a frame" if self.buffered_bytes else ""
             self._end(Closed(Why.LOST, f"the connection was cut{cut}", self._unanswered()))
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def take(self) -> list[Bytes]:
         """Return the bytes to write, in order. After the end, `take` still returns the last frames."""
-        out, self._out = self._out, []
+        out, self.out = self.out, []
         return out
 
     def request(self, message: ControlMessage, attachments: Sequence[Bytes] = ()) -> int:
@@ -276,7 +265,7 @@ class Connection:
         """Answer several requests of one kind, whose answers have no attachments."""
         if self.closed is not None:
             return
-        out, version, in_flight = self._out, self._version, self._in_flight
+        out, version, in_flight = self.out, self._version, self._in_flight
         for correlation, message in answers:
             verb = self._asked(correlation)
             out += frames.write(verb, RESPONSE, version, correlation, codec.encode(message))
@@ -519,6 +508,7 @@ class Connection:
         if self.state is ConnectionState.CLOSED:
             self._debris = self._reader.let_go()
             self._reader = FrameReader()  # drops whatever had arrived
+            self.has_unread, self.buffered_bytes = False, 0
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -538,7 +528,7 @@ class Connection:
         if len(batches) != codec.attachments_of(message):
             raise Misuse(_miscounted(message, len(batches)))
         control = codec.encode(message)
-        self._out += frames.write(
+        self.out += frames.write(
             verb, flags, self._version, correlation, control, batches, bytes_max=self.peer_frame_bytes_max
         )
 

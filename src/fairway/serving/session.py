@@ -263,6 +263,8 @@ class ServerSession(asyncio.Protocol):
                 self._hand_over(event)
             elif isinstance(event, RefusalSent):
                 self._host.meters.refused(event.code)
+            else:
+                self._rearm()  # after the handshake, another deadline counts
         elapsed_ns = self._host.clock.monotonic_ns() - self._read_ns
         if frames:
             self._frame_ns += (elapsed_ns / frames - self._frame_ns) * _FRAME_SHARE
@@ -274,7 +276,8 @@ class ServerSession(asyncio.Protocol):
             if frame_bytes > LARGE_FRAME_BYTES and len(data) >= _HELPING_BYTES:
                 self._host.read_throttle.rest()
         self._heed_bounds()
-        self._flush()
+        if connection.out or connection.closed is not None or self._timer is None:
+            self._flush()
 
     def _account_for(self, elapsed_ns: int, ready_weight: float) -> None:
         """Charge the time of a helping. A client whose requests are refused rests: a refusal is work, too."""
@@ -394,7 +397,8 @@ class ServerSession(asyncio.Protocol):
             self._is_ending = True
             self._host.discard(self._connection.take_debris())
             self._end(transport, self._connection.closed.why)
-        self._rearm()
+        if self._timer is None:
+            self._rearm()
 
     def _end(self, transport: asyncio.Transport, why: Why) -> None:
         """Close after the last answers have left. A silent client does not read them: abort at once."""

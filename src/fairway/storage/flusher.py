@@ -315,6 +315,8 @@ class Flusher:
         self._kicked = False
         if self._in_flight is not None or self.fault is not None:
             return
+        if not self._gathered and self._unsynced_file is None:
+            return
         if self._is_gathering():
             self._kick_soon()
             return
@@ -418,7 +420,8 @@ class Flusher:
             for each in rounds:
                 each.answer(None)
         if self.synced_end == end:
-            self._answer_synced()
+            if self._sync_waiters:
+                self._answer_synced()
             self._on_synced()
         if self._is_held:
             self._release()

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy import Engine, MetaData
@@ -35,9 +34,9 @@ from fairway.runtime.rng import RealRng, Rng
 from fairway.runtime.threads import Lock, Wakeup, Workers
 from fairway.sql.database import Bound, apart, make, own
 from fairway.sql.outbox_batches import OutboxBatch
-from fairway.sql.outbox_encoding import Nobody, OutboxStream, Picker
+from fairway.sql.outbox_encoding import OutboxStream, Picker
 from fairway.sql.outbox_rows import OutboxState, RefusedBatch, check_engine
-from fairway.sql.outbox_sender import AnyOutboxSender, sender_to
+from fairway.sql.outbox_sender import OutboxSender
 from fairway.sql.outbox_table import NAME, outbox_table
 from fairway.sql.outbox_writer import OutboxBatches, OutboxWriter
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, Relay, first_line
@@ -251,9 +250,7 @@ class Outbox(OutboxBase):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -269,8 +266,8 @@ class Outbox(OutboxBase):
 
     def _picker(self) -> Picker:
         if self._url is None or self._is_closed:
-            return Nobody()
-        return self._live(self._url).picker or Nobody()
+            return Picker()
+        return self._live(self._url).picker
 
     def _live(self, url: str) -> _Running:
         """The running part of this process. A forked child starts its own."""
@@ -282,57 +279,37 @@ class Outbox(OutboxBase):
                     self._orphans.append(running)
                     running = None
                 if running is None:
-                    running = self._running = _Running(self, url, apart(self._engine))
+                    running = self._running = _Running(self, url)
                     running.start()
         return running
-
-    def new_relay(self, url: str, engine: Engine) -> Relay | None:
-        if not self._has_relay:
-            return None
-        return Relay(
-            engine, url, table=self.table.name, schema=self.table.schema, options=self._options,
-            clock=self._clock, rng=self._rng,
-        )  # fmt: skip
-
-    def touch(self) -> None:
-        """Connect by the program's own engine before the engines derived from it (`database.apart`), and look up the
-        table's columns."""
-        with self._engine.connect() as connection:
-            self._writer.rows.look(connection)
-
-    def delete(self, ids: Sequence[str], engine: Engine) -> None:
-        with engine.begin() as connection:
-            self.counts.deleted += self._writer.rows.delete(connection, ids)
-
-    def new_sender(self, url: str) -> AnyOutboxSender:
-        at_exit = partial(self.close, 1.0)
-        return sender_to(url, self._clock, self._rng, at_exit, linger_s=self._options.send_linger_s)
-
-    @property
-    def options(self) -> RelayOptions:
-        return self._options
 
 
 class _Running:
     """The connections and threads of an outbox in one process."""
 
-    def __init__(self, outbox: Outbox, url: str, engine: Engine) -> None:
+    def __init__(self, outbox: Outbox, url: str) -> None:
+        clock, rng, options, table = outbox._clock, outbox._rng, outbox._options, outbox.table
         self.forks = forks()
-        self.engine = engine
+        self.engine = engine = apart(outbox._engine)
         self._outbox = outbox
+        self._options = options
         self._wakeup = Wakeup()
         self._flush_wakeup = Wakeup()  # a caller waits for the deletions
         self._committed = CommittedRows(outbox.counts, self._wakeup.signal)
-        self._outbox_sender = outbox.new_sender(url)
-        self._relay = outbox.new_relay(url, engine)
+        self._outbox_sender = OutboxSender(url, clock, rng, partial(outbox.close, 1.0), linger_s=options.send_linger_s)
+        self._relay: Relay | None = None
+        if outbox._has_relay:
+            self._relay = Relay(
+                engine, url, table=table.name, schema=table.schema, options=options, clock=clock, rng=rng
+            )
         self._ending = Ending()
         self._workers = Workers()
         self._relaying = Ending()
         self._is_deleting = False
 
     @property
-    def picker(self) -> Picker | None:
-        return self._outbox_sender.picker
+    def picker(self) -> Picker:
+        return self._outbox_sender.picker or Picker()
 
     @property
     def trouble(self) -> str | None:
@@ -372,8 +349,9 @@ class _Running:
     def _run(self, relay: Relay) -> None:
         while not self._relaying.is_asked:
             try:
-                self._outbox.touch()
-                break
+                with self._outbox._engine.connect() as connection:  # before engines derived from it (`database.apart`)
+                    self._outbox._writer.rows.look(connection)
+                    break
             except DATABASE_TROUBLE as problem:
                 relay.note(f"the database: {first_line(problem)}")
                 self._relaying.wait(TROUBLE_S)
@@ -381,7 +359,7 @@ class _Running:
 
     def _delete(self) -> None:
         """Delete stored rows, many at a time, until the end is asked for."""
-        options = self._outbox.options
+        options = self._options
         while True:
             self._wakeup.wait(None)
             is_last = self._ending.is_asked
@@ -398,7 +376,8 @@ class _Running:
         """Delete one portion; False: the database failed."""
         ids = self._committed.take_stored(most)
         try:
-            self._outbox.delete(ids, self.engine)
+            with self.engine.begin() as connection:
+                self._outbox.counts.deleted += self._outbox._writer.rows.delete(connection, ids)
         except DATABASE_TROUBLE as problem:
             self._committed.put_back(ids, problem)
             if not self._ending.wait(TROUBLE_S):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -26,9 +25,9 @@ from fairway.runtime.net import Net, RealNet
 from fairway.runtime.rng import Rng
 from fairway.sql.database import AsyncBound, apart_async, make_async, own_async
 from fairway.sql.outbox import AWAY_S, CLOSE_S, CommittedRows, OutboxBase
-from fairway.sql.outbox_encoding import Nobody, Picker
+from fairway.sql.outbox_encoding import Picker
 from fairway.sql.outbox_rows import OutboxState, RefusedBatch
-from fairway.sql.outbox_sender import AnyAioOutboxSender, aio_sender_to
+from fairway.sql.outbox_sender import AioOutboxSender
 from fairway.sql.outbox_table import NAME
 from fairway.sql.outbox_writer import OutboxBatches
 from fairway.sql.relay import DATABASE_TROUBLE, TROUBLE_S, AioRelay, first_line, heard
@@ -63,7 +62,7 @@ class AioOutbox(OutboxBase):
         self._own_engine = own_async(engine)
         self._stored = asyncio.Event()
         self._committed = CommittedRows(self.counts, self._stored.set)
-        self._outbox_sender: AnyAioOutboxSender | None = None
+        self._outbox_sender: AioOutboxSender | None = None
         self._relay: AioRelay | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
@@ -140,7 +139,7 @@ class AioOutbox(OutboxBase):
         if self._url is None or self._outbox_sender is not None:
             return
         linger_s = self._options.send_linger_s
-        sender = self._outbox_sender = aio_sender_to(self._url, self._clock, self._rng, self._net, linger_s=linger_s)
+        sender = self._outbox_sender = AioOutboxSender(self._url, self._clock, self._rng, self._net, linger_s=linger_s)
         self._tasks = [asyncio.create_task(self._delete(), name="fairway-outbox")]
         if self._has_relay:
             relay = self._relay = AioRelay(
@@ -177,21 +176,19 @@ class AioOutbox(OutboxBase):
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # --- after a commit ----------------------------------------------------------------------------------------------
 
     def _picker(self) -> Picker:
-        return (None if self._outbox_sender is None else self._outbox_sender.picker) or Nobody()
+        return (None if self._outbox_sender is None else self._outbox_sender.picker) or Picker()
 
     def _on_committed(self, committed: OutboxBatches) -> None:
         if self._outbox_sender is not None:
             self._outbox_sender.put(self._committed.outbox_batches(committed))
 
-    async def _run(self, relay: AioRelay, sender: AnyAioOutboxSender) -> None:
+    async def _run(self, relay: AioRelay, sender: AioOutboxSender) -> None:
         while not self._relaying.is_set():
             try:
                 async with self._engine.connect() as connection:  # before engines derived from it (`database.apart`)

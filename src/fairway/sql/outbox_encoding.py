@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import count, pairwise
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from fairway import batch, limits
 from fairway.batch import Codec, MessageId
@@ -257,29 +257,19 @@ def _new_route(subject: str) -> StreamRoute:
 # --- sealing ----------------------------------------------------------------------------------------------------------
 
 
-class Picker(Protocol):
-    """Knows where messages go in a cluster."""
+class Picker:
+    """Knows where messages go in a cluster. This one knows no broker group: relays choose later."""
 
     def pick(self, route: StreamRoute) -> str | None:
         """A broker group that takes messages of that subject now; None: no group is known."""
+        return None
 
     def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
         """The broker group of a key, in a subject whose keys are bound to groups; else None."""
+        return None
 
     def is_lost(self, route: StreamRoute, group: str) -> bool:
         """Whether the cluster no longer has a group that may have stored something."""
-
-
-class Nobody:
-    """A picker that knows no broker group: relays choose later."""
-
-    def pick(self, route: StreamRoute) -> str | None:
-        return None
-
-    def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
-        return None
-
-    def is_lost(self, route: StreamRoute, group: str) -> bool:
         return False
 
 
@@ -316,7 +306,7 @@ def placed(
     by_group: dict[str | None, list[OutboxMessage]] = {}
     picked: dict[StreamRoute, str | None] = {}  # one group for all messages that are not bound to one
     for each in messages:
-        group = None if each.key is None else picker.home(each.route, partial(_itself, each.key))
+        group = None if each.key is None else picker.home(each.route, partial(str, each.key))
         if group is None:
             if each.route not in picked:
                 picked[each.route] = picker.pick(each.route)
@@ -333,10 +323,6 @@ def placed(
             row.group = group
             found.append((row, stream))
     return found
-
-
-def _itself(key: str | None) -> str | None:
-    return key
 
 
 def _alone(only: OutboxMessage, created_ms: int, wake_ms: int, producer_id: int, place: int) -> OutboxRow:

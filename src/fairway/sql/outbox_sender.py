@@ -4,13 +4,13 @@ A sender never waits for a broker, and never fails because no broker is there. T
 sends later what does not get through now. So the outbox has no window of batches in flight (ADR 0033): a batch that is
 refused ends, and the others go on.
 
-`OutboxSender` has a line to the broker, and another to the delay server if there is one; a thread drives each.
-`AioOutboxSender` does the same on a loop.
+To one broker, a sender has a line, and another to the delay server if there is one (`_DirectLegs`). A thread drives
+each line of an `OutboxSender`, the loop those of an `AioOutboxSender`.
 
-`ClusterOutboxSender` and `AioClusterOutboxSender` have a connection to each broker group. A meta server tells them
-where subjects are. The connections are those of a client (`client.cluster`), with one more session each. A batch goes
-to the group that its row names, and nowhere else. For a row without a group, `pick` chooses a connected group that
-takes messages of the subject, and `home` the group that a key of an ordered subject belongs to.
+To a cluster, a sender has a connection to each broker group (`_ClusterLegs`). A meta server tells it where subjects
+are. The connections are those of a client (`client.cluster`), with one more session each. A batch goes to the group
+that its row names, and nowhere else. For a row without a group, `pick` chooses a connected group that takes messages of
+the subject, and `home` the group that a key of an ordered subject belongs to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from fairway.batch import is_delayed
 from fairway.client import url as urls
@@ -40,12 +41,12 @@ from fairway.sql.outbox_batches import OutboxBatch, OutboxBatchSession, offer
 from fairway.sql.outbox_encoding import Picker, StreamRoute
 
 GOODBYE_S = 1.0
-_CLOSED: Final = "the outbox was closed"
 
 LINE_OPTIONS: Final = ReconnectOptions(hello=ConnectionOptions(name="fairway-outbox"))
 _OPTIONS: Final = ClientOptions(line=LINE_OPTIONS)
 
 LinkT = TypeVar("LinkT", bound=Link | LoopLink)
+_link_of: Final = attrgetter("link")  # of a connection, as the link that it is
 
 
 class _Leg(NamedTuple, Generic[LinkT]):
@@ -63,11 +64,7 @@ class _Legs(Generic[LinkT]):
     """The connections of a sender."""
 
     picker: Picker | None = None
-
-    @property
-    def link(self) -> LinkT:
-        """The link whose changes may make `is_led` true."""
-        raise NotImplementedError
+    link: LinkT  # its changes may make `is_led` true
 
     @property
     def is_led(self) -> bool:
@@ -88,6 +85,16 @@ class _Legs(Generic[LinkT]):
         """Batches by the connection they go to. Batches that no connection is known for are settled."""
         raise NotImplementedError
 
+    def close(self) -> list[Callable[[int], Any]]:
+        """Give up the unsettled batches; returns what says goodbye to each server, until a time."""
+        for leg in self.all():
+            with leg.link.lock:
+                leg.posting.give_up("the outbox was closed")
+        return self._hang_ups()
+
+    def _hang_ups(self) -> list[Callable[[int], Any]]:
+        raise NotImplementedError
+
 
 class _DirectLegs(_Legs[LinkT]):
     """The connections to one broker, and to its delay server if there is one."""
@@ -99,23 +106,18 @@ class _DirectLegs(_Legs[LinkT]):
         rng: Rng,
         linger_s: float,
         new_link: Callable[[Line, Sequence[BrokerAddress]], LinkT],
+        hang_up: Callable[[LinkT, Line, int], Any],
     ) -> None:
-        self._clock = clock
-        self._rng = rng
-        self._linger_ns = int(linger_s * 1e9)
-        self._new_link = new_link
-        self._direct = self._new_leg(target.brokers)
-        self._delay = self._new_leg(target.delay) if target.delay else self._direct
+        def new_leg(addresses: Sequence[BrokerAddress]) -> _Leg[LinkT]:
+            now_ns = clock.monotonic_ns()
+            line, posting = Line(rng, LINE_OPTIONS, now_ns=now_ns), OutboxBatchSession(int(linger_s * 1e9))
+            line.add(posting, now_ns)
+            return _Leg(new_link(line, addresses), line, posting)
 
-    def _new_leg(self, addresses: Sequence[BrokerAddress]) -> _Leg[LinkT]:
-        now_ns = self._clock.monotonic_ns()
-        line, posting = Line(self._rng, LINE_OPTIONS, now_ns=now_ns), OutboxBatchSession(self._linger_ns)
-        line.add(posting, now_ns)
-        return _Leg(self._new_link(line, addresses), line, posting)
-
-    @property
-    def link(self) -> LinkT:
-        return self._direct.link
+        self._direct = new_leg(target.brokers)
+        self._delay = new_leg(target.delay) if target.delay else self._direct
+        self._hang_up = hang_up
+        self.link = self._direct.link
 
     def all(self) -> list[_Leg[LinkT]]:
         return list(dict.fromkeys([self._direct, self._delay]))
@@ -127,8 +129,11 @@ class _DirectLegs(_Legs[LinkT]):
             found.setdefault(leg, []).append(outbox_batch)
         return [*found.items()]
 
+    def _hang_ups(self) -> list[Callable[[int], Any]]:
+        return [partial(self._hang_up, leg.link, leg.line) for leg in self.all()]
 
-class _ClusterLegs(_Legs[LinkT], Generic[LinkT, ConnectionT]):
+
+class _ClusterLegs(_Legs[LinkT], Picker, Generic[LinkT, ConnectionT]):
     """The connections to all broker groups of a cluster, and the choice among them."""
 
     def __init__(
@@ -138,15 +143,14 @@ class _ClusterLegs(_Legs[LinkT], Generic[LinkT, ConnectionT]):
         rng: Rng,
         linger_s: float,
         new_connection: Callable[[Goal], ConnectionT],
-        link_of: Callable[[ConnectionT], LinkT],
     ) -> None:
         meta = new_connection(meta_server(addresses))
-        self.cluster_client: ClusterClient[ConnectionT] = ClusterClient(meta, new_connection, clock, rng)
-        self.cluster_client.on_connection = self._on_connection
+        self._cluster_client: ClusterClient[ConnectionT] = ClusterClient(meta, new_connection, clock, rng)
+        self._cluster_client.on_connection = self._on_connection
         self.picker = self
+        self.link = _link_of(meta)
         self._clock = clock
         self._linger_ns = int(linger_s * 1e9)
-        self._link_of = link_of
         self._legs: dict[str, _Leg[LinkT]] = {}
         self._turn = 0
 
@@ -154,21 +158,17 @@ class _ClusterLegs(_Legs[LinkT], Generic[LinkT, ConnectionT]):
         posting = OutboxBatchSession(self._linger_ns)
         with connection.link.lock:
             connection.core.line.add(posting, self._clock.monotonic_ns())
-        self._legs[name] = _Leg(self._link_of(connection), connection.core.line, posting)
-
-    @property
-    def link(self) -> LinkT:
-        return self._link_of(self.cluster_client.meta)
+        self._legs[name] = _Leg(_link_of(connection), connection.core.line, posting)
 
     def all(self) -> list[_Leg[LinkT]]:
         return [*self._legs.values()]
 
     def lines(self) -> list[Line]:
-        return [self.cluster_client.meta.core.line, *super().lines()]
+        return [self._cluster_client.meta.core.line, *super().lines()]
 
     @property
     def is_led(self) -> bool:
-        return self.is_open or self.cluster_client.meta.core.line.is_open
+        return self.is_open or self._cluster_client.meta.core.line.is_open
 
     def sorted(self, outbox_batches: Iterable[OutboxBatch]) -> list[tuple[_Leg[LinkT], list[OutboxBatch]]]:
         found: dict[str, list[OutboxBatch]] = {}
@@ -181,23 +181,31 @@ class _ClusterLegs(_Legs[LinkT], Generic[LinkT, ConnectionT]):
                 )
         return [(self._legs[name], some) for name, some in found.items()]
 
+    def close(self) -> list[Callable[[int], Any]]:
+        self._cluster_client.close()
+        return super().close()
+
+    def _hang_ups(self) -> list[Callable[[int], Any]]:
+        connections: list[Any] = self._cluster_client.connections
+        return [each.hang_up for each in connections]
+
     # --- Picker ------------------------------------------------------------------------------------------------------
 
     def home(self, route: StreamRoute, key: Callable[[], str | None]) -> str | None:
-        partitioner = self.cluster_client.partitioner(route.subject, is_due=route.is_due)
+        partitioner = self._cluster_client.partitioner(route.subject, is_due=route.is_due)
         names = partitioner.names
         if not partitioner.is_ordered or len(names) < 2 or (mine := key()) is None:
             return None
         return names[home(mine, names)]
 
     def pick(self, route: StreamRoute) -> str | None:
-        names = self.cluster_client.partitioner(route.subject, is_due=route.is_due).names
+        names = self._cluster_client.partitioner(route.subject, is_due=route.is_due).names
         self._turn += 1
         by_turns = [names[(self._turn + step) % len(names)] for step in range(len(names))]
         return next((name for name in by_turns if name in self._legs and self._legs[name].line.is_open), None)
 
     def is_lost(self, route: StreamRoute, group: str) -> bool:
-        partitioner = self.cluster_client.partitioner(route.subject, is_due=route.is_due)
+        partitioner = self._cluster_client.partitioner(route.subject, is_due=route.is_due)
         return (
             bool(partitioner.connections) and group not in self._legs
         )  # a cluster without known groups may be about to learn them
@@ -232,8 +240,26 @@ class _Sender(Generic[LinkT]):
         return max(end_ns - self._clock.monotonic_ns(), 0) / 1e9
 
 
-class AnyOutboxSender(_Sender[Link]):
+class OutboxSender(_Sender[Link]):
     """A sender for threads, to one broker or to a cluster."""
+
+    def __init__(self, url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0) -> None:
+        def new_link(line: Line, addresses: Sequence[BrokerAddress]) -> Link:
+            return Link(line, addresses, clock, at_exit=at_exit)
+
+        def new_started_link(line: Line, addresses: Sequence[BrokerAddress]) -> Link:
+            link = new_link(line, addresses)
+            link.start()
+            return link
+
+        def new_connection(goal: Goal) -> SyncServerConnection:
+            return SyncServerConnection(goal, _OPTIONS, clock, rng, lambda line, goal: new_link(line, goal.addresses))
+
+        target = urls.parse_any(url)
+        if target.meta:
+            super().__init__(_ClusterLegs(target.meta, clock, rng, linger_s, new_connection), clock)
+        else:
+            super().__init__(_DirectLegs(target, clock, rng, linger_s, new_started_link, self._hang_up), clock)
 
     def put(self, outbox_batches: Sequence[OutboxBatch]) -> None:
         """Send these batches. Batches without room are settled at once."""
@@ -263,72 +289,36 @@ class AnyOutboxSender(_Sender[Link]):
 
     def close(self) -> None:
         """Give up the unsettled batches, and end."""
-        raise NotImplementedError
+        if not self._legs.link.is_orphan:
+            end_ns = self._end_ns(GOODBYE_S)
+            for hang_up in self._legs.close():
+                hang_up(end_ns)
+
+    def _hang_up(self, link: Link, line: Line, end_ns: int) -> None:
+        with link.lock:
+            line.close(self._clock.monotonic_ns())
+            link.announce()
+        link.pump()
+        if not link.in_reader:
+            link.wait(lambda: line.is_closed, self._left_s(end_ns))
+        link.close(GOODBYE_S)
 
 
-class OutboxSender(AnyOutboxSender):
-    """A sender for threads, to one broker."""
+class AioOutboxSender(_Sender[LoopLink]):
+    """A sender for asyncio; the methods are those of `OutboxSender`. Make it on the loop."""
 
-    def __init__(
-        self, target: ClientTarget, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0
-    ) -> None:
-        def new_link(line: Line, addresses: Sequence[BrokerAddress]) -> Link:
-            link = Link(line, addresses, clock, at_exit=at_exit)
-            link.start()
-            return link
+    def __init__(self, url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
+        def new_link(line: Line, addresses: Sequence[BrokerAddress]) -> LoopLink:
+            return LoopLink(line, addresses, net, clock)
 
-        super().__init__(_DirectLegs(target, clock, rng, linger_s, new_link), clock)
+        def new_connection(goal: Goal) -> AioServerConnection:
+            return AioServerConnection(goal, _OPTIONS, net, clock, rng)
 
-    def close(self) -> None:
-        for link, line, posting in self._legs.all():
-            if link.is_orphan:
-                continue
-            with link.lock:
-                posting.give_up(_CLOSED)
-                line.close(self._clock.monotonic_ns())
-                link.announce()
-            link.pump()
-            if not link.in_reader:
-                link.wait(partial(_is_closed, line), GOODBYE_S)
-            link.close(GOODBYE_S)
-
-
-class ClusterOutboxSender(AnyOutboxSender):
-    """A sender for threads, to a cluster."""
-
-    def __init__(
-        self,
-        addresses: tuple[BrokerAddress, ...],
-        clock: Clock,
-        rng: Rng,
-        at_exit: Callable[[], None],
-        *,
-        linger_s: float = 0.0,
-    ) -> None:
-        def new_link(line: Line, goal: Goal) -> Link:
-            return Link(line, goal.addresses, clock, at_exit=at_exit)
-
-        def new_connection(goal: Goal) -> SyncServerConnection:
-            return SyncServerConnection(goal, _OPTIONS, clock, rng, new_link)
-
-        legs = _ClusterLegs(addresses, clock, rng, linger_s, new_connection, _sync_link)
-        super().__init__(legs, clock)
-        self._cluster_client = legs.cluster_client
-
-    def close(self) -> None:
-        if self._legs.link.is_orphan:
-            return
-        self._cluster_client.close()
-        for leg in self._legs.all():
-            with leg.link.lock:
-                leg.posting.give_up(_CLOSED)
-        end_ns = self._end_ns(GOODBYE_S)
-        for each in self._cluster_client.connections:
-            each.hang_up(end_ns)
-
-
-class AnyAioOutboxSender(_Sender[LoopLink]):
-    """A sender for asyncio; the methods are those of `AnyOutboxSender`. Make it on the loop."""
+        target = urls.parse_any(url)
+        if target.meta:
+            super().__init__(_ClusterLegs(target.meta, clock, rng, linger_s, new_connection), clock)
+        else:
+            super().__init__(_DirectLegs(target, clock, rng, linger_s, new_link, self._hang_up), clock)
 
     def put(self, outbox_batches: Sequence[OutboxBatch]) -> None:
         for leg, mine in self._legs.sorted(outbox_batches):
@@ -350,77 +340,14 @@ class AnyAioOutboxSender(_Sender[LoopLink]):
         return await self._legs.link.wait(lambda: self._legs.is_led, timeout_s)
 
     async def close(self) -> None:
-        raise NotImplementedError
-
-
-class AioOutboxSender(AnyAioOutboxSender):
-    """A sender for asyncio, to one broker."""
-
-    def __init__(self, target: ClientTarget, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> None:
-        def new_link(line: Line, addresses: Sequence[BrokerAddress]) -> LoopLink:
-            return LoopLink(line, addresses, net, clock)
-
-        super().__init__(_DirectLegs(target, clock, rng, linger_s, new_link), clock)
-
-    async def close(self) -> None:
-        for leg in self._legs.all():
-            leg.posting.give_up(_CLOSED)
-            await leg.link.close(GOODBYE_S)
-        await asyncio.sleep(0)  # lets the loop close connections that were cut
-
-
-class AioClusterOutboxSender(AnyAioOutboxSender):
-    """A sender for asyncio, to a cluster."""
-
-    def __init__(
-        self, addresses: tuple[BrokerAddress, ...], clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0
-    ) -> None:
-        def new_connection(goal: Goal) -> AioServerConnection:
-            return AioServerConnection(goal, _OPTIONS, net, clock, rng)
-
-        legs = _ClusterLegs(addresses, clock, rng, linger_s, new_connection, _aio_link)
-        super().__init__(legs, clock)
-        self._cluster_client = legs.cluster_client
-
-    async def close(self) -> None:
-        self._cluster_client.close()
-        for leg in self._legs.all():
-            leg.posting.give_up(_CLOSED)
         end_ns = self._end_ns(GOODBYE_S)
-        for each in self._cluster_client.connections:
-            await each.hang_up(end_ns)
+        for hang_up in self._legs.close():
+            await hang_up(end_ns)
         await asyncio.sleep(0)  # lets the loop close connections that were cut
 
-
-def sender_to(
-    url: str, clock: Clock, rng: Rng, at_exit: Callable[[], None], *, linger_s: float = 0.0
-) -> AnyOutboxSender:
-    """The sender for the URL: to one broker, or to a cluster."""
-    target = urls.parse_any(url)
-    if target.meta:
-        return ClusterOutboxSender(target.meta, clock, rng, at_exit, linger_s=linger_s)
-    return OutboxSender(target, clock, rng, at_exit, linger_s=linger_s)
-
-
-def aio_sender_to(url: str, clock: Clock, rng: Rng, net: Net, *, linger_s: float = 0.0) -> AnyAioOutboxSender:
-    """`sender_to` for the running loop."""
-    target = urls.parse_any(url)
-    if target.meta:
-        return AioClusterOutboxSender(target.meta, clock, rng, net, linger_s=linger_s)
-    return AioOutboxSender(target, clock, rng, net, linger_s=linger_s)
+    async def _hang_up(self, link: LoopLink, _line: Line, end_ns: int) -> None:
+        await link.close(self._left_s(end_ns))
 
 
 def _are_settled(outbox_batches: Sequence[OutboxBatch]) -> bool:
     return all(outbox_batch.fate is not None for outbox_batch in outbox_batches)
-
-
-def _is_closed(line: Line) -> bool:
-    return line.is_closed
-
-
-def _sync_link(connection: SyncServerConnection) -> Link:
-    return connection.link
-
-
-def _aio_link(connection: AioServerConnection) -> LoopLink:
-    return connection.link

@@ -265,11 +265,13 @@ class OutboxWriter:
     # --- what happens to the transaction -----------------------------------------------------------------------------
 
     def savepoint(self, info: dict[Any, Any], name: str) -> None:
+        """A savepoint is about to be made."""
         transaction: _Transaction | None = info.get(self)
         if transaction is not None:
             transaction.marks[name] = len(transaction.messages)
 
     def rolled_back_to(self, info: dict[Any, Any], name: str) -> None:
+        """Everything since the savepoint is undone."""
         transaction: _Transaction | None = info.get(self)
         if transaction is not None:
             del transaction.messages[transaction.marks.get(name, 0) :]  # unknown: made before the first message
@@ -283,10 +285,14 @@ class OutboxWriter:
                     stream.is_left = True
 
     def before_commit(self, info: dict[Any, Any], connection: Any, *, may_piggyback: bool) -> PiggybackStatement | None:
+        """The COMMIT is about to be sent. What is executed now belongs to the transaction, and so does the statement
+        that is returned, which travels with the COMMIT. May raise."""
         transaction: _Transaction | None = info.get(self)
         if transaction is None or not transaction.messages:
             return None
-        rows = self._seal(transaction)
+        messages, transaction.messages = transaction.messages, []
+        transaction.outbox_batches = self._sealed(messages, self._clock.wall_ms())
+        rows = [row for row, _ in transaction.outbox_batches]
         piggyback_statement = self.rows.piggyback_statement(rows) if may_piggyback else None
         if piggyback_statement is None:
             self._insert(connection, rows)
@@ -301,12 +307,6 @@ class OutboxWriter:
             raise Misuse(f"{error}: {REMEDY}") from error
         self._is_checked = True
 
-    def _seal(self, transaction: _Transaction) -> list[OutboxRow]:
-        """Make rows of the messages."""
-        messages, transaction.messages = transaction.messages, []
-        transaction.outbox_batches = self._sealed(messages, self._clock.wall_ms())
-        return [row for row, _ in transaction.outbox_batches]
-
     def _sealed(self, messages: list[OutboxMessage], now_ms: int) -> OutboxBatches:
         if self._on_committed is None:  # this process does not send; the one that does knows where to
             return [(row, None) for row in unstamped(messages, now_ms)]
@@ -315,6 +315,7 @@ class OutboxWriter:
         return placed(messages, self._streams, now_ms, now_ms + self._grace_ms, self._picker())
 
     def committed(self, info: dict[Any, Any]) -> None:
+        """The database has answered that the commit is done."""
         transaction: _Transaction | None = info.pop(self, None)
         if transaction is None:
             return

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final, Self
 
 from sqlalchemy import Engine, MetaData
@@ -30,7 +29,7 @@ from fairway.runtime.threaded_link import LinkFailed
 from fairway.runtime.threads import Workers
 from fairway.sql.database import own, own_async
 from fairway.sql.outbox_rows import OutboxRows, OutboxState, check_engine
-from fairway.sql.outbox_sender import AnyAioOutboxSender, AnyOutboxSender, aio_sender_to, sender_to
+from fairway.sql.outbox_sender import AioOutboxSender, OutboxSender
 from fairway.sql.outbox_table import NAME, outbox_table
 from fairway.sql.relay_rounds import RelayCounts, RelayOptions, RelayRounds, Work
 
@@ -71,7 +70,7 @@ class _RelayBase:
             log.warning("the outbox's relay waits: %s", trouble)
         self.trouble = trouble
 
-    def _after(self, work: Work, sender: AnyOutboxSender | AnyAioOutboxSender) -> float:
+    def _after(self, work: Work, sender: OutboxSender | AioOutboxSender) -> float:
         """How long to wait for the next round."""
         self.note(sender.trouble)
         is_more = work.is_full and sender.is_open  # else no broker could take more
@@ -110,7 +109,7 @@ class Relay(_RelayBase):
             raise Misuse(f"a Relay runs on an Engine, not on {type(engine).__name__}; AioRelay on an AsyncEngine")
         super().__init__(engine, url, table, schema, options, clock, rng)
         self._engine = own(engine)
-        self._outbox_sender: AnyOutboxSender | None = None
+        self._outbox_sender: OutboxSender | None = None
         self._ending = Ending()
         self._workers = Workers()
 
@@ -118,7 +117,7 @@ class Relay(_RelayBase):
         """Run in a thread of its own. Raises `Misuse` if the table is missing."""
         with self._engine.connect() as connection:
             self.rows.check_table(connection)
-        sender = self._outbox_sender = sender_to(self._url, self._clock, self._rng, self.stop)
+        sender = self._outbox_sender = OutboxSender(self._url, self._clock, self._rng, self.stop)
         self._workers.start("fairway-outbox-relay", lambda: self.run(sender, self._ending))
 
     def stop(self) -> None:
@@ -133,9 +132,7 @@ class Relay(_RelayBase):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def state(self) -> OutboxState:
@@ -150,7 +147,7 @@ class Relay(_RelayBase):
 
     # --- in the thread -----------------------------------------------------------------------------------------------
 
-    def run(self, sender: AnyOutboxSender, ending: Ending) -> None:
+    def run(self, sender: OutboxSender, ending: Ending) -> None:
         """Run round after round, until asked to end."""
         with self.watched():
             while not ending.is_asked:
@@ -158,7 +155,7 @@ class Relay(_RelayBase):
                 if wait_s:
                     ending.wait(self._scattered(wait_s))
 
-    def _round(self, sender: AnyOutboxSender) -> float:
+    def _round(self, sender: OutboxSender) -> float:
         """One round; returns how long to wait for the next."""
         try:
             if not sender.wait_open(OPEN_S):
@@ -175,7 +172,7 @@ class Relay(_RelayBase):
             return TROUBLE_S
         return self._after(work, sender)
 
-    def once(self, sender: AnyOutboxSender) -> Work:
+    def once(self, sender: OutboxSender) -> Work:
         """Take rows, send them, settle them."""
         with self._engine.begin() as connection:
             work = self.steps.take(connection, sender.picker)
@@ -213,14 +210,14 @@ class AioRelay(_RelayBase):
         super().__init__(engine.sync_engine, url, table, schema, options, clock, rng)
         self._net = net or RealNet()
         self._engine = own_async(engine)
-        self._outbox_sender: AnyAioOutboxSender | None = None
+        self._outbox_sender: AioOutboxSender | None = None
         self._task: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
 
     async def start(self) -> None:
         async with self._engine.connect() as connection:
             await connection.run_sync(self.rows.check_table)
-        sender = self._outbox_sender = aio_sender_to(self._url, self._clock, self._rng, self._net)
+        sender = self._outbox_sender = AioOutboxSender(self._url, self._clock, self._rng, self._net)
         self._ending.clear()
         self._task = asyncio.create_task(self.run(sender, self._ending), name="fairway-outbox-relay")
 
@@ -240,23 +237,21 @@ class AioRelay(_RelayBase):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def state(self) -> OutboxState:
         async with self._engine.connect() as connection:
             return await connection.run_sync(self.rows.state, self._clock)
 
-    async def run(self, sender: AnyAioOutboxSender, ending: asyncio.Event) -> None:
+    async def run(self, sender: AioOutboxSender, ending: asyncio.Event) -> None:
         with self.watched():
             while not ending.is_set():
                 wait_s = await self._round(sender)
                 if wait_s:
                     await heard(ending, self._scattered(wait_s))
 
-    async def _round(self, sender: AnyAioOutboxSender) -> float:
+    async def _round(self, sender: AioOutboxSender) -> float:
         try:
             if not await sender.wait_open(OPEN_S):
                 self.note(sender.trouble or "no broker answers")
@@ -267,7 +262,7 @@ class AioRelay(_RelayBase):
             return TROUBLE_S
         return self._after(work, sender)
 
-    async def once(self, sender: AnyAioOutboxSender) -> Work:
+    async def once(self, sender: AioOutboxSender) -> Work:
         async with self._engine.begin() as connection:
             work = await connection.run_sync(self.steps.take, sender.picker)
         self.steps.taken()

@@ -22,39 +22,21 @@ committed.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Dialect, Engine
 
+if TYPE_CHECKING:
+    from fairway.sql.outbox_writer import OutboxWriter
+
 _NAME: Final = "_fairway_hooks"
-
-
-class TransactionListener(Protocol):
-    """Learns about an engine's transactions. `info` is SQLAlchemy's dictionary of a database connection, and lives as
-    long as that."""
-
-    def before_commit(self, info: dict[Any, Any], connection: Any, *, may_piggyback: bool) -> PiggybackStatement | None:
-        """The COMMIT is about to be sent. Statements that the listener executes now belong to the transaction, and so
-        does the one it returns, which travels with the COMMIT. May raise."""
-
-    def committed(self, info: dict[Any, Any]) -> None:
-        """The database has answered that the commit is done. Must not raise."""
-
-    def forget(self, info: dict[Any, Any]) -> None:
-        """The transaction was rolled back, or failed, or its outcome is unknown."""
-
-    def savepoint(self, info: dict[Any, Any], name: str) -> None:
-        """A savepoint is about to be made."""
-
-    def rolled_back_to(self, info: dict[Any, Any], name: str) -> None:
-        """Everything since the savepoint is undone."""
 
 
 class Hooks:
     """The wrapped methods of one dialect, which belongs to one engine and the engines derived from it."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self.listeners: tuple[TransactionListener, ...] = ()
+        self.listeners: tuple[OutboxWriter, ...] = ()
         self._commit = dialect.do_commit
         self._rollback = dialect.do_rollback
         self._savepoint = dialect.do_savepoint

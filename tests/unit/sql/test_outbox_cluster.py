@@ -20,6 +20,7 @@ from fairway.protocol.route_messages import SubjectRoute
 from fairway.runtime.clock import ManualClock
 from fairway.runtime.rng import SeededRng
 from fairway.sql import AioOutbox, AioRelay, Outbox, Relay, RelayOptions, insert
+from fairway.sql.outbox_encoding import Picker
 from fairway.sql.outbox_rows import OutboxRows
 from fairway.sql.relay_rounds import RelayRounds
 from tests.support.outboxes import NIMBLE, TABLE, eventually, numbered, put, rows
@@ -150,7 +151,7 @@ def test_a_relay_that_dies_leaves_the_group_in_the_table(lite: sa.Engine, cluste
     assert stored(cluster.brokers["b"], subject) == []
 
 
-class Chooses:
+class Chooses(Picker):
     """Knows one group, whatever is asked."""
 
     def __init__(self, group: str) -> None:
@@ -158,9 +159,6 @@ class Chooses:
 
     def pick(self, route: object) -> str:
         return self._group
-
-    def home(self, route: object, key: object) -> None:
-        return None
 
     def is_lost(self, route: object, group: str) -> bool:
         return group != self._group

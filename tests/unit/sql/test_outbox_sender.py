@@ -14,7 +14,7 @@ from fairway.runtime.net import RealNet
 from fairway.runtime.rng import RealRng
 from fairway.runtime.service import run
 from fairway.sql.outbox_batches import OutboxBatch
-from fairway.sql.outbox_sender import aio_sender_to, sender_to
+from fairway.sql.outbox_sender import AioOutboxSender, OutboxSender
 from tests.support.outboxes import Up
 
 ANSWER_S = 8.0
@@ -35,7 +35,7 @@ def delayed(subject: str) -> OutboxBatch:
 
 def test_a_delayed_batch_is_waited_for_at_the_delay_server(url: str, subject: str) -> None:
     """A relay waits so for its rows: to wait at the broker would take until the time is over."""
-    sender = sender_to(url, RealClock(), RealRng(), lambda: None)
+    sender = OutboxSender(url, RealClock(), RealRng(), lambda: None)
     try:
         assert sender.wait_open(ANSWER_S)
         outbox_batch = delayed(subject)
@@ -50,7 +50,7 @@ def test_a_delayed_batch_is_waited_for_at_the_delay_server(url: str, subject: st
 
 def test_the_same_on_a_loop(url: str, subject: str) -> None:
     async def story() -> None:
-        sender = aio_sender_to(url, RealClock(), RealRng(), RealNet())
+        sender = AioOutboxSender(url, RealClock(), RealRng(), RealNet())
         try:
             assert await sender.wait_open(ANSWER_S)
             outbox_batch = delayed(subject)

@@ -23,7 +23,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import typer
@@ -266,9 +265,7 @@ class Traffic:
         self._workers.start("fairway-demo-consumer", lambda: self._consume(consumer))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_ending = True
         self._workers.join(_JOIN_S)
 

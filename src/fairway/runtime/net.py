@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import http.client
 import os
 import selectors
 import socket
@@ -214,6 +215,22 @@ _STALL_S = 60.0  # for a write: a broker that takes nothing for so long is gone
 
 class WireCut(FairwayError):
     """The connection is gone; the message says how."""
+
+
+def http_get(host: str, port: int, path: str, timeout_s: float, bytes_max: int) -> tuple[int, bytes]:
+    """The status and the body of a page; `WireCut` if there is no answer, or too large a one."""
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(bytes_max + 1)
+    except (OSError, http.client.HTTPException) as problem:
+        raise WireCut(str(problem) or type(problem).__name__) from problem
+    finally:
+        connection.close()
+    if len(body) > bytes_max:
+        raise WireCut(f"a page of more than {bytes_max:,} bytes")
+    return answer.status, body
 
 
 class BlockingConnection:

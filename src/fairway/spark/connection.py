@@ -11,8 +11,7 @@ the connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from fairway.client.url import BrokerAddress
 from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
@@ -42,26 +41,19 @@ _FIRST_MS, _MOST_MS = 50, 2_000  # between attempts
 _BLINK_S = 0.001  # for a look at a connection that may have nothing to read
 
 
-class Finder(Protocol):
+class Finder:
     """Knows the addresses of servers that can answer."""
 
-    @property
-    def who(self) -> str:
-        """What kind of server it is, such as a broker."""
-
-    @property
-    def where(self) -> str:
-        """The place, for messages to people."""
-
-    @property
-    def remedy(self) -> str:
-        """What people can do if no server answers there."""
+    who = "broker"  # what kind of server it is
+    where = ""  # the place, for messages to people
+    remedy = ""  # what people can do if no server answers there
 
     def addresses(self) -> Sequence[BrokerAddress]:
         """The addresses to try now, in this order; `Unreachable` says why there are none."""
+        raise NotImplementedError
 
 
-class Fixed:
+class Fixed(Finder):
     """Fixed addresses: one broker, or several servers that all know the same."""
 
     def __init__(
@@ -249,7 +241,8 @@ class BlockingClient:
         """The connection is lost, or was never made: dial again after a pause, and resend unanswered requests."""
         self._trouble = sentence
         self._hang_up()
-        self._unsent = [*sorted(self._open.values(), key=_asked_at), *self._unsent]
+        in_order = sorted(self._open.values(), key=lambda ticket: ticket.correlation)  # as they were sent
+        self._unsent = [*in_order, *self._unsent]
         self._open.clear()
         self._check_patience(sentence)
         host.sleep(self._backoff.next_ns() / NS)
@@ -298,15 +291,8 @@ class BlockingClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _asked_at(ticket: Ticket) -> int:
-    """The order in which requests were sent over one connection."""
-    return ticket.correlation
 
 
 def wait_any_of(waits: Sequence[tuple[BlockingClient, Sequence[Ticket]]], timeout_s: float) -> bool:

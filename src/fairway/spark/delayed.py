@@ -47,7 +47,7 @@ from fairway.runtime.host import spare_the_collector
 from fairway.spark import frames
 from fairway.spark.connection import BlockingClient
 from fairway.spark.frames import TIMESTAMP, Columns
-from fairway.spark.options import PATIENCE_S, count_of, items_of, known, named, place_of, url_of
+from fairway.spark.options import PATIENCE_S, by_lower_case, count_of, items_of, known, named, place_of, url_of
 from fairway.spark.server_groups import ServerGroupAddress, caller_to, delay_places
 
 NAME: Final = "fairway.delayed"
@@ -56,10 +56,7 @@ TASK_MESSAGES: Final = 200_000  # unless minPartitions says otherwise; a page ha
 TASKS_MAX: Final = 4  # a delay server serves eight listings at once, and other clients list too
 FRAME_BYTES: Final = 8 << 20  # payload bytes that end a frame before `FRAME_ROWS`
 _WIDTHS_MS: Final = tuple(hours * 3_600_000 for hours in (2, 24, 720))  # of a stretch; the widest fits two years
-OPTIONS: Final = {
-    each.lower(): each
-    for each in ("url", "subject", "path", "keyPrefix", "dueFrom", "dueTo", "minPartitions", "patienceSeconds")
-}
+OPTIONS: Final = by_lower_case("url subject path keyPrefix dueFrom dueTo minPartitions patienceSeconds")
 
 PENDING: Final = StructType(
     [
@@ -162,20 +159,20 @@ class DelayedReader(DataSourceReader):
         for place in places:
             with caller_to(place) as caller:
                 tallies += [(place, which, _tally(caller, which)) for which in filters]
-        size = self._size(sum(tallied.count for _, _, tallied in tallies))
+        messages = sum(tallied.count for _, _, tallied in tallies)
+        tasks = options.min_partitions or min(-(-messages // TASK_MESSAGES), TASKS_MAX)
+        size = max(-(-messages // max(tasks, 1)), 1)  # the number of messages of a task
         return [
             DelayedSplit(Walk(place, part, self._columns))
             for place, which, tallied in tallies
             for part in cut(which, tallied.stretches, size)
         ]
 
-    def _size(self, messages: int) -> int:
-        """The number of messages of a task."""
-        tasks = self._options.min_partitions or min(-(-messages // TASK_MESSAGES), TASKS_MAX)
-        return max(-(-messages // max(tasks, 1)), 1)
-
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition.walk) if isinstance(partition, DelayedSplit) else iter(())
+        if isinstance(partition, DelayedSplit):
+            spare_the_collector()
+            with caller_to(partition.walk.place) as caller:
+                yield from _frames(caller, partition.walk)
 
 
 def cut(whole: Which, stretches: Sequence[Stretch], size: int) -> list[Which]:
@@ -190,13 +187,6 @@ def cut(whole: Which, stretches: Sequence[Stretch], size: int) -> list[Which]:
         counted += each.count
     bounds = [whole.from_ms, *edges, whole.to_ms]
     return [Which(whole.subject, whole.key_prefix, *bounds[at : at + 2]) for at in range(len(bounds) - 1)]
-
-
-def read(walk: Walk) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, as Arrow."""
-    spare_the_collector()
-    with caller_to(walk.place) as caller:
-        yield from _frames(caller, walk)
 
 
 def _frames(caller: BlockingClient, walk: Walk) -> Iterator[pa.RecordBatch]:

@@ -213,8 +213,10 @@ class _Derived:
     def stored(self, name: str) -> pa.Array:
         """A column that batches carry."""
         arrays: list[pa.Array] = []
-        for _, run in itertools.groupby(self.parts, _is_plain):
-            arrays += _columns(name, list(run))
+        for is_plain, run in itertools.groupby(self.parts, lambda part: part.arrays is None):
+            parts = list(run)
+            stored = [part.arrays.column(name) for part in parts if part.arrays is not None]
+            arrays += [_plain(name, parts)] if is_plain else stored
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
     def _counted(self, firsts: list[int], kind: Any) -> Any:
@@ -273,16 +275,6 @@ def _part(data: Bytes, first_sequence: int, appended_ms: int, begin: int, end: i
         header.created_ms == 0 and columns.created_at is None,
         explicit,
     )
-
-
-def _is_plain(part: _BatchPart) -> bool:
-    return part.arrays is None
-
-
-def _columns(name: str, parts: list[_BatchPart]) -> list[pa.Array]:
-    """A column of parts that are either all plain or all not plain."""
-    arrays = [part.arrays.column(name) for part in parts if part.arrays is not None]
-    return arrays or [_plain(name, parts)]
 
 
 def _plain(name: str, parts: list[_BatchPart]) -> pa.Array:

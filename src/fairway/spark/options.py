@@ -24,26 +24,23 @@ POLL_MS: Final = 1_000  # the long poll of an idle stream: stopping a query take
 _SIZES: Final = {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}
 _GLOB: Final = re.compile(r"[*?\[]")
 
-READ_OPTIONS: Final = {
-    each.lower(): each
-    for each in (
-        "url", "subject", "path", "starting", "ending", "minPartitions", "maxMessagesPerTrigger", "maxBytesPerTrigger",
-        "group", "failOnDataLoss", "includeHeaders", "from", "keys", "tags", "patienceSeconds", "pollMs",
-    )
-}  # fmt: skip
-WRITE_OPTIONS: Final = {
-    each.lower(): each
-    for each in (
-        "url", "subject", "path", "group", "keepIds", "writeId", "patienceSeconds", "checkpointLocation", "queryName",
-    )
-}  # fmt: skip
-EVENT_OPTIONS: Final = {
-    each.lower(): each
-    for each in (
-        "url", "subject", "path", "group", "query", "starting", "ending", "minPartitions", "maxBytesPerTrigger",
-        "maxEventsPerTrigger", "failOnDataLoss", "patienceSeconds", "pollMs", "delayed",
-    )
-}  # fmt: skip
+
+def by_lower_case(names: str) -> dict[str, str]:
+    """Names of options, by the lower-case names under which Spark gives them."""
+    return {each.lower(): each for each in names.split()}
+
+
+READ_OPTIONS: Final = by_lower_case(
+    "url subject path starting ending minPartitions maxMessagesPerTrigger maxBytesPerTrigger group failOnDataLoss "
+    "includeHeaders from keys tags patienceSeconds pollMs"
+)
+WRITE_OPTIONS: Final = by_lower_case(
+    "url subject path group keepIds writeId patienceSeconds checkpointLocation queryName"
+)
+EVENT_OPTIONS: Final = by_lower_case(
+    "url subject path group query starting ending minPartitions maxBytesPerTrigger maxEventsPerTrigger failOnDataLoss "
+    "patienceSeconds pollMs delayed"
+)
 HELD: Final = MOMENTS  # the subject where queries of events keep their beginnings
 _EVERYTHING: Final = "*,*:*"  # the broker's internal subjects too: dead letters, inboxes
 
@@ -235,7 +232,10 @@ def write_options(raw: Mapping[str, str]) -> WriteOptions:
 
 def event_options(raw: Mapping[str, str]) -> EventOptions:
     options = known(raw, EVENT_OPTIONS, "fairway.events")
-    groups = _groups(options.pop("group", None))
+    raw_groups = options.pop("group", None)
+    groups = None
+    if raw_groups is not None:
+        groups = frozenset(named("group", each, GroupName.parse) for each in items_of(raw_groups))
     query = options.pop("query", None)
     query = None if query is None else named("query", query, GroupName.parse)
     most = count_of(options, "maxEventsPerTrigger")
@@ -253,12 +253,6 @@ def event_options(raw: Mapping[str, str]) -> EventOptions:
     if has_delayed and groups is not None:
         raise Misuse("option delayed: what is delayed is no group's yet; leave it out, or the option group")
     return EventOptions(read, groups, most, query, has_delayed)
-
-
-def _groups(raw: str | None) -> frozenset[str] | None:
-    if raw is None:
-        return None
-    return frozenset(named("group", each, GroupName.parse) for each in items_of(raw))
 
 
 def known(raw: Mapping[str, str], names: Mapping[str, str], source: str = "fairway") -> dict[str, str]:
@@ -335,12 +329,12 @@ def _places(options: Mapping[str, str], name: str, default: Where, subjects: tup
     if unknown:
         raise Misuse(f"option {name} names {unknown[0]!r}, which is not among the subjects {', '.join(subjects)}")
     of = {subject: place_of(name, str(place)) for subject, place in said.items() if not isinstance(place, dict)}
-    within = {subject: _within(name, places) for subject, places in said.items() if isinstance(places, dict)}
+    within = {
+        subject: {group: place_of(name, str(place)) for group, place in places.items()}
+        for subject, places in said.items()
+        if isinstance(places, dict)
+    }
     return Places(default, of, within)
-
-
-def _within(name: str, places: Mapping[str, Any]) -> dict[str, Where]:
-    return {group: place_of(name, str(place)) for group, place in places.items()}
 
 
 def options_of(url: str, patience_s: int, subjects: Iterable[str]) -> dict[str, str]:

@@ -86,7 +86,7 @@ def _pieces(ranges: Sequence[ScanRange], size: float) -> Iterator[ScanRange]:
 def _packed(pieces: Sequence[ScanRange], size: float) -> Iterator[tuple[ScanRange, ...]]:
     """Put several pieces into a task while their sum stays within `size`."""
     task: list[ScanRange] = []
-    for piece in sorted(pieces, key=_group_of):
+    for piece in sorted(pieces, key=lambda each: each.broker_group):
         is_elsewhere = bool(task) and task[-1].broker_group != piece.broker_group
         if is_elsewhere or (task and sum(each.size for each in task) + piece.size > size):
             yield tuple(task)
@@ -94,10 +94,6 @@ def _packed(pieces: Sequence[ScanRange], size: float) -> Iterator[tuple[ScanRang
         task.append(piece)
     if task:
         yield tuple(task)
-
-
-def _group_of(piece: ScanRange) -> str:
-    return piece.broker_group
 
 
 SCAN_BYTES: Final = 4 * MIB  # in one answer; the broker has a bound of its own, 1 MiB unless configured
@@ -126,7 +122,10 @@ def _read_range(caller: BlockingClient, job: ReadJob, wanted: ScanRange) -> Iter
         reached = scanned.committed_end
         if reached < wanted.end and job.place.waits_s:
             reached = awaited(caller, wanted.subject, wanted.end, job.log_id, job.place.waits_s)
-        _check(job, wanted, at, scanned, reached)
+        if job.fail_on_data_loss and scanned.first_sequence > at:
+            raise lost(wanted.subject, at, min(scanned.first_sequence, wanted.end))
+        if job.fail_on_data_loss and reached < wanted.end:
+            raise cut_short(wanted.subject, reached, wanted.end)
         is_stuck = scanned.next_sequence <= at and reached == scanned.committed_end
         at = max(scanned.next_sequence, scanned.first_sequence)
         is_done = is_stuck or at >= min(wanted.end, reached)  # stuck: only a hole is left up to the end
@@ -162,13 +161,6 @@ def awaited(caller: BlockingClient, subject: str, end: int, log_id: int | None, 
             host.sleep(min(left_ms, _NAP_MS) / 1_000)
         if found >= end or not left_ms:
             return found
-
-
-def _check(job: ReadJob, wanted: ScanRange, at: int, scanned: Scanned, reached: int) -> None:
-    if job.fail_on_data_loss and scanned.first_sequence > at:
-        raise lost(wanted.subject, at, min(scanned.first_sequence, wanted.end))
-    if job.fail_on_data_loss and reached < wanted.end:
-        raise cut_short(wanted.subject, reached, wanted.end)
 
 
 def _ask(caller: BlockingClient, job: ReadJob, wanted: ScanRange, at: int) -> Ticket:

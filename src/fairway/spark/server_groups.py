@@ -64,14 +64,13 @@ class ServerGroupAddress(NamedTuple):
 
 def caller_to(place: ServerGroupAddress) -> BlockingClient:
     """A conversation with the group at that address."""
-    return BlockingClient(_finder(place), place.patience_s)
-
-
-def _finder(place: ServerGroupAddress) -> Finder:
     target = urls.parse_any(place.url)
+    finder: Finder = Fixed(target.brokers)
     if target.meta:
-        return _Routed(target.meta, place.broker_group, place.is_replica)
-    return Fixed(target.brokers) if len(target.brokers) == 1 else _Listed(target.brokers, place.is_replica)
+        finder = _Routed(target.meta, place.broker_group, place.is_replica)
+    elif len(target.brokers) > 1:
+        finder = _Listed(target.brokers, place.is_replica)
+    return BlockingClient(finder, place.patience_s)
 
 
 def broker_places(url: str, patience_s: int) -> list[ServerGroupAddress]:
@@ -103,13 +102,12 @@ def some_delay_places(url: str, patience_s: int, what: str) -> list[ServerGroupA
 # --- finders ----------------------------------------------------------------------------------------------------------
 
 
-class _Listed:
+class _Listed(Finder):
     """Finds the master among the given copies of one broker group, by asking each."""
 
     def __init__(self, addresses: Sequence[BrokerAddress], is_replica: bool) -> None:
         self._addresses = tuple(addresses)
         self._is_replica = is_replica
-        self.who = "broker"
         self.where = urls.SCHEME + ",".join(map(str, self._addresses))
         self.remedy = "Is one of them running, and does it lead?"
 
@@ -119,7 +117,9 @@ class _Listed:
         problems = []
         for each in self._addresses:
             try:
-                (masters if _leads(each) else replicas).append(each)
+                with BlockingClient(Fixed([each]), _LOOK_S) as caller:
+                    state = caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described).broker
+                (masters if state.is_master else replicas).append(each)
             except FairwayError as problem:
                 problems.append(f"{each}: {problem}")
         if self._is_replica:
@@ -131,24 +131,18 @@ class _Listed:
         return masters
 
 
-def _leads(address: BrokerAddress) -> bool:
-    with BlockingClient(Fixed([address]), _LOOK_S) as caller:
-        return caller.ask(Describe(Depth.SUBJECTS, items_max=1), Described).broker.is_master
-
-
 def _remark_without(replicas: Iterable[object], where: str) -> None:
     if not replicas:
         _log.warning("from=replica: no replica of %s lives, so its master is read", where)
 
 
-class _Routed:
+class _Routed(Finder):
     """Finds a group by its name at the meta servers."""
 
     def __init__(self, metas: Sequence[BrokerAddress], name: str, is_replica: bool) -> None:
         self._metas = Fixed(metas, urls.META_SCHEME, _META)
         self._name = name
         self._is_replica = is_replica
-        self.who = "broker"
         self.where = f"group {name} of {self._metas.where}"
         self.remedy = _SHOWS
 

@@ -170,8 +170,6 @@ class _Route:
 
 
 class _Writing:
-    """The writing of one task."""
-
     def __init__(self, options: WriteOptions, columns: list[str], identity: TaskIdentity, created_ms: int) -> None:
         self._options = options
         self._identity = identity

@@ -59,24 +59,13 @@ def plan(files: Iterable[ArchiveFile]) -> list[list[ArchiveFile]]:
     latest = {each.part: each.date for each in ordered}
     groups: list[list[ArchiveFile]] = []
     for (part, date), of_day in groupby(ordered, key=lambda each: (each.part, each.date)):
-        choose = _over if date < latest[part] else _same_size
-        groups.extend(choose(of_day))
+        if date < latest[part]:  # the date is over: all small neighbours
+            runs = groupby(of_day, key=lambda each: each.size_bytes < TARGET_BYTES // 2)
+            groups += [group for is_small, run in runs if is_small for group in _fitting(run) if len(group) > 1]
+        else:  # neighbours of one tier
+            tiers = groupby(of_day, key=lambda each: _tier(each.size_bytes))
+            groups += [group for _, run in tiers for group in _fitting(run) if len(group) >= FAN_IN]
     return groups
-
-
-def _same_size(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
-    """Neighbours of one tier, at least eight of them."""
-    for _, run in groupby(files, key=lambda each: _tier(each.size_bytes)):
-        for group in _fitting(run):
-            if len(group) >= FAN_IN:
-                yield group
-
-
-def _over(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
-    """All small neighbours, on a date that is over."""
-    for is_small, run in groupby(files, key=lambda each: each.size_bytes < TARGET_BYTES // 2):
-        if is_small:
-            yield from (group for group in _fitting(run) if len(group) > 1)
 
 
 def _fitting(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
@@ -143,8 +132,6 @@ _POLL_MS: Final = 500  # the time within which a run reacts to a request to end
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """The options of an archive run."""
-
     path: str
     subjects: tuple[str, ...]  # names, and patterns such as orders.*
     url: str = DEFAULT_URL
@@ -193,17 +180,13 @@ def run(
     """Archive until all is done (`once`) or `is_to_end`. By its end, a run has committed all that it has read."""
     archive_log.check_place(options.path)
     with sentences(f"archiving to {options.path}"), archive_log.settings(spark):
-        reading_options = _read_options(options)
+        told = {**options_of(options.url, options.patience_s, options.subjects), "starting": options.starting}
+        reading_options = read_options(told if options.group is None else {**told, "group": options.group})
         planner = Planner(reading_options)
         try:
             return _ArchiveRun(spark, options, reading_options, planner, watch).run(is_to_end)
         finally:
             planner.close()
-
-
-def _read_options(options: ArchiveOptions) -> ReadOptions:
-    told = {**options_of(options.url, options.patience_s, options.subjects), "starting": options.starting}
-    return read_options(told if options.group is None else {**told, "group": options.group})
 
 
 def resumed(state: ArchiveState, part: SubjectPart, extent: SubjectExtent, log_id: str, options: ArchiveOptions) -> int:
@@ -265,13 +248,7 @@ def has_small_files(batch: Mapping[SubjectPart, SubjectExtent]) -> bool:
     return len(batch) > archive_log.WRITERS_MAX and messages < len(batch) * _FILE_MESSAGES
 
 
-def _shown(part: SubjectPart) -> str:
-    return part.subject if part.broker_group == BROKER_GROUP else f"{part.subject}@{part.broker_group}"
-
-
 class _ArchiveRun:
-    """One run."""
-
     def __init__(
         self,
         spark: SparkSession,
@@ -305,7 +282,8 @@ class _ArchiveRun:
                 self._archive(batch)
                 last_ns = self._clock.monotonic_ns()
                 is_behind = batch != planned
-                self._tell(planned, batch)
+                rows, planned_rows = (sum(end - begin for begin, end in of.values()) for of in (batch, planned))
+                self._pace.add(rows, planned_rows - rows)
             elif self._target is not None:
                 break
             elif planned:
@@ -315,7 +293,10 @@ class _ArchiveRun:
         state = self._commits.state
         self.done.files, self.done.elapsed_s = len(state.files), self._pace.elapsed_s
         parts = [SubjectPart(name, group) for name in sorted(state.ranges) for group in state.groups_of(name)]
-        self.done.ends = {_shown(part): end for part in parts if (end := state.end(*part)) is not None}
+        for part in parts:
+            name = part.subject if part.broker_group == BROKER_GROUP else f"{part.subject}@{part.broker_group}"
+            if (end := state.end(*part)) is not None:
+                self.done.ends[name] = end
         return self.done
 
     # --- what is to be done ------------------------------------------------------------------------------------------
@@ -434,10 +415,6 @@ class _ArchiveRun:
             self._planner.hold(part, group, EARLIEST)
         self._planner.progress(part, group, done)
         self._noted[part] = done
-
-    def _tell(self, planned: Mapping[SubjectPart, SubjectExtent], batch: Mapping[SubjectPart, SubjectExtent]) -> None:
-        rows = sum(end - begin for begin, end in batch.values())
-        self._pace.add(rows, sum(end - begin for begin, end in planned.values()) - rows)
 
 
 # --- the program ------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ STAGED_BY: Final = "staged_by"  # a directory level of staged rows: each file is
 _FILE_OF: Final = (STAGED_BY, "subject", "date")  # what the rows of a file have in common
 _DAY_US: Final = 24 * 3_600 * 1_000_000
 WRITERS_MAX: Final = 64  # open files of one task
-_WRITING: Final = {
+WRITING: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # not INT96, which is deprecated outside Spark
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # Write several subjects and dates at once without sorting: rows stay in the order of the log.
@@ -72,7 +72,9 @@ def frame(spark: SparkSession, root: str, files: Iterable[ArchiveFile]) -> DataF
     if not meant:
         return spark.createDataFrame([], ARCHIVE)
     paths = [f"{root}/{each.path}" for each in meant]
-    with _listing(spark):
+    # List files with a few tasks, unless the user has set how many: 4,000 files take 0.7 s instead of 15.
+    tasks = _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    with settings(spark, {} if LISTING in spark.conf.getAll else {LISTING: str(tasks)}):
         rows = spark.read.schema(ARCHIVE).option("basePath", root).parquet(*paths).select(*ARCHIVE.fieldNames())
     return renamed(
         rows, {SubjectPart(each.subject, each.stored_as): each.broker_group for each in meant if each.stored_as}
@@ -107,22 +109,8 @@ def by_file(rows: DataFrame, tasks: int) -> DataFrame:
 
 
 @contextmanager
-def settings(spark: SparkSession) -> Iterator[None]:
-    """The session's settings for writing an archive; the old settings are restored afterwards."""
-    with _set(spark, _WRITING):
-        yield
-
-
-@contextmanager
-def _listing(spark: SparkSession) -> Iterator[None]:
-    """List files with a few tasks, unless the user has set how many: 4,000 files take 0.7 s instead of 15."""
-    tasks = _LISTING_TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    with _set(spark, {} if LISTING in spark.conf.getAll else {LISTING: str(tasks)}):
-        yield
-
-
-@contextmanager
-def _set(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+def settings(spark: SparkSession, wanted: Mapping[str, str] = WRITING) -> Iterator[None]:
+    """The session's settings, by default those for writing an archive; the old settings are restored afterwards."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
@@ -255,8 +243,10 @@ class ArchiveRunRecord:
                 "this run's commit was kept. Let one archive job at a time write to a path"
             ) from error
         self.files.remove_all([*gone, *self._overtaken(), staging])
-        if manifest.is_full(commit.number):
-            self._forget(commit.number - manifest.FULL_EVERY)
+        for name in self.files.names(manifest.COMMITS) if manifest.is_full(commit.number) else ():
+            number = manifest.number_of(name)
+            if number is not None and number < commit.number - manifest.FULL_EVERY:
+                self.files.remove(f"{manifest.COMMITS}/{name}")
 
     def _overtaken(self) -> list[str]:
         """Staging folders of commits that no run can make any more."""
@@ -269,7 +259,8 @@ class ArchiveRunRecord:
     def _repair(self) -> None:
         """Remove what killed runs have left, as the table above says."""
         for _ in range(_REPAIRS_MAX):
-            strange = [each for each in self._numbered() if each[1] not in self.state.files]
+            named = [(_OURS.fullmatch(path.rpartition("/")[2]), path) for path in self.files.all_data()]
+            strange = [(int(ours["number"]), path) for ours, path in named if ours and path not in self.state.files]
             if all(number <= self.state.number for number, _ in strange):
                 self._abandoned = self._staging_folders()
                 self.files.remove_all([*(path for _, path in strange), *self._overtaken()])
@@ -291,17 +282,6 @@ class ArchiveRunRecord:
             found.append((int(staged["number"]) if staged is not None else 0, f"{manifest.STAGING}/{name}"))
         return found
 
-    def _numbered(self) -> list[tuple[int, str]]:
-        """The data files of all commits, made or not, with their numbers."""
-        found = [(_OURS.fullmatch(path.rpartition("/")[2]), path) for path in self.files.all_data()]
-        return [(int(ours["number"]), path) for ours, path in found if ours is not None]
-
-    def _forget(self, before: int) -> None:
-        for name in self.files.names(manifest.COMMITS):
-            number = manifest.number_of(name)
-            if number is not None and number < before:
-                self.files.remove(f"{manifest.COMMITS}/{name}")
-
 
 def check_place(path: str) -> None:
     """Check that an archive can be written there: taking a number needs a rename that fails if the name is taken. A
@@ -317,7 +297,10 @@ def check_place(path: str) -> None:
 
 def _check(added: Sequence[ArchiveFile], ranges: Sequence[ArchivedRange], removed: Sequence[ArchiveFile]) -> None:
     """Check that the files agree with the ranges, or with the files that they replace."""
-    spans = _spans(ranges or removed)
+    spans: dict[SubjectPart, tuple[int, int]] = {}  # of each subject, in each broker group
+    for of in ranges or removed:
+        first, end = spans.get(of.part, (of.first, of.end))
+        spans[of.part] = min(first, of.first), max(end, of.end)
     last: dict[SubjectPart, int] = {}
     for each in sorted(added, key=lambda each: each.first):
         first, end = spans.get(each.part, (0, 0))
@@ -330,12 +313,3 @@ def _check(added: Sequence[ArchiveFile], ranges: Sequence[ArchivedRange], remove
     before, after = sum(each.rows for each in ranges or removed), sum(each.rows for each in added)
     if before != after:
         raise ArchiveDamaged(f"{before} rows were read, and {after} were written: nothing was committed")
-
-
-def _spans(of: Sequence[ArchiveFile | ArchivedRange]) -> dict[SubjectPart, tuple[int, int]]:
-    """The first and the end sequence of each subject in a commit, in each broker group."""
-    spans: dict[SubjectPart, tuple[int, int]] = {}
-    for each in of:
-        first, end = spans.get(each.part, (each.first, each.end))
-        spans[each.part] = min(first, each.first), max(end, each.end)
-    return spans

@@ -183,7 +183,11 @@ def compared(
     )
     # Of two rows in the archive, take the one that the log does not have.
     other = F.when(F.col("least") == F.col("logged"), F.col("most")).otherwise(F.col("least"))
-    one = one.withColumn("archived", other).withColumn("differing", _differing())
+    one = one.withColumn("archived", other)
+    parts = (F.when(~F.col(f"logged.{name}").eqNullSafe(F.col(f"archived.{name}")), F.lit(name)) for name in _COMPARED)
+    has_both = (F.col("in_log") > 0) & (F.col("in_archive") > 0)
+    differing = F.when(has_both, F.array_compact(F.array(*parts))).otherwise(F.array())
+    one = one.withColumn("differing", differing)
     reason = (
         F.when(F.col("in_archive") == 0, findings.NOT_ARCHIVED)
         .when((F.col("in_log") == 0) & (F.col("sequence") >= F.col("kept")), findings.NOT_IN_LOG)
@@ -202,13 +206,6 @@ def compared(
         key=F.when(F.col("in_log") > 0, F.col("logged.key")).otherwise(F.col("archived.key")),
         since=true["appended_at"],
     )
-
-
-def _differing() -> Column:
-    """The parts in which the archive's row differs from the log's."""
-    parts = (F.when(~F.col(f"logged.{name}").eqNullSafe(F.col(f"archived.{name}")), F.lit(name)) for name in _COMPARED)
-    has_both = (F.col("in_log") > 0) & (F.col("in_archive") > 0)
-    return F.when(has_both, F.array_compact(F.array(*parts))).otherwise(F.array())
 
 
 def _both_sides() -> Column:

@@ -25,8 +25,7 @@ from fairway.client.sync.client import Client
 from fairway.errors import FairwayError, Misuse
 from fairway.protocol.admin_messages import Depth, GroupDescription
 from fairway.redaction import without_password
-from fairway.runtime.clock import RealClock
-from fairway.runtime.net import BlockingConnection, WireCut
+from fairway.runtime.net import WireCut, http_get
 from fairway.spark.jobs.server_status import described, waiting_in
 from fairway.spark.options import hint, is_meant, is_pattern
 from fairway.spark.server_groups import DELAY, ServerGroups, broker_places, caller_to
@@ -56,16 +55,15 @@ class NoFigures(FairwayError):
 
 def scraped_page(url: str) -> str:
     """The text of the page now."""
-    host, port, path = place(url)
     try:
-        wire = BlockingConnection.dial([(host, port)])
-        try:
-            wire.write([f"GET {path} HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()])
-            return _body(_all(wire), url)
-        finally:
-            wire.close()
+        status, page = http_get(*place(url), _PATIENCE_S, PAGE_BYTES_MAX)
     except WireCut as problem:
         raise NoFigures(f"{without_password(url)} has not answered: {problem}") from problem
+    if status != 200:
+        raise NoFigures(
+            f"{without_password(url)} has no figures: it says {status}; name the page /metrics of the server"
+        )
+    return page.decode("utf-8", "replace")
 
 
 def histogram(text: str, name: str) -> ScrapedHistogram | None:
@@ -109,40 +107,6 @@ def place(url: str) -> tuple[str, int, str]:
     except ValueError as error:
         raise Misuse(f"--metrics {without_password(url)!r}: {error}") from None
     return found.hostname, port, found.path if found.path.strip("/") else "/metrics"
-
-
-def _all(wire: BlockingConnection) -> bytes:
-    """All bytes until the other side closes, which marks the end of a page."""
-    clock = RealClock()
-    end_ns = clock.monotonic_ns() + int(_PATIENCE_S * 1e9)
-    data = bytearray()
-    while len(data) <= PAGE_BYTES_MAX:
-        left_s = (end_ns - clock.monotonic_ns()) / 1e9
-        if left_s <= 0:
-            raise WireCut(f"no whole page within {_PATIENCE_S:g} s")
-        try:
-            data += wire.read(left_s) or b""
-        except WireCut:
-            if data:
-                return bytes(data)
-            raise
-    raise WireCut(f"a page of more than {PAGE_BYTES_MAX:,} bytes")
-
-
-def _body(data: bytes, url: str) -> str:
-    head, _, body = data.partition(b"\r\n\r\n")
-    words = head.split(b"\r\n", 1)[0].split(b" ", 2)
-    if len(words) < 2 or words[1] != b"200":
-        said = head.split(b"\r\n", 1)[0].decode("ascii", "replace")[:100]
-        raise NoFigures(
-            f"{without_password(url)} has no figures: it says {said!r}; name the page /metrics of the server"
-        )
-    return body.decode("utf-8", "replace")
-
-
-def seconds(bound: float) -> float | None:
-    """The bound; None: infinite."""
-    return None if math.isinf(bound) else bound
 
 
 LATENESS: Final = "fairway_delay_lateness_seconds"
@@ -247,7 +211,11 @@ def meant(asked: Sequence[str], stored: Iterable[str], where: str) -> list[str]:
 
 def groups(seen: Seen, before: Seen | None, subjects: Iterable[str]) -> list[GroupCapacity]:
     """The groups of some subjects, the busiest first. Shares are of the time of all groups, also of those not shown."""
-    used_ns = {key: _used_ns(seen, before, key) for key in seen.groups}
+    used_ns: dict[tuple[str, str], tuple[int, int]] = {}  # of the loops and of cold reads, in all broker groups
+    for key, states in seen.groups.items():
+        old = {} if before is None else before.groups.get(key, {})
+        used = [_used_there_ns(state, old.get(name)) for name, state in states.items()]
+        used_ns[key] = sum(served_ns for served_ns, _ in used), sum(cold_ns for _, cold_ns in used)
     all_ns = sum(served_ns for served_ns, _ in used_ns.values())
     shown = set(subjects)
     found = [
@@ -277,13 +245,6 @@ def remarks(seen: Seen, before: Seen | None, shown: Sequence[GroupCapacity]) -> 
             f"{forgotten} of {len(shown)} groups were idle for a minute or more: the broker has closed their accounts, "
             "and their share shows as 0."
         )
-
-
-def _used_ns(seen: Seen, before: Seen | None, key: tuple[str, str]) -> tuple[int, int]:
-    """The time that a group used of the loops, and of cold reads, in all broker groups."""
-    old = {} if before is None else before.groups.get(key, {})
-    used = [_used_there_ns(state, old.get(name)) for name, state in seen.groups[key].items()]
-    return sum(served_ns for served_ns, _ in used), sum(cold_ns for _, cold_ns in used)
 
 
 def _used_there_ns(state: GroupDescription, before: GroupDescription | None) -> tuple[int, int]:
@@ -371,7 +332,10 @@ def lateness(pages: Sequence[str], into: DelayCapacity) -> Iterator[str]:
         yield "No delayed message has had its time since the delay server was started."
     if counted:
         late = together(counted)
-        into.lateness = [Late(seconds(bound), count) for bound, count in zip(late.bounds, late.counts, strict=True)]
+        into.lateness = [
+            Late(None if math.isinf(bound) else bound, count)
+            for bound, count in zip(late.bounds, late.counts, strict=True)
+        ]
         into.late_mean_s = late.total / late.count
 
 
@@ -382,8 +346,4 @@ def metrics_of(url: str, patience_s: int) -> list[str]:
     with ServerGroups(url, patience_s) as server_groups:
         groups = server_groups.groups(DELAY).values()
     leading = [copy for each in groups for copy in each.copies if each.master and copy.address == each.master]
-    return [f"http://{_host(copy.address)}:{copy.http_port}/metrics" for copy in leading if copy.http_port]
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
+    return [f"http://{copy.address.rpartition(':')[0]}:{copy.http_port}/metrics" for copy in leading if copy.http_port]

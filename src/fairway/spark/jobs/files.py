@@ -76,7 +76,7 @@ class HadoopDisk:
         with self._faults("look at", path):
             return bool(self._fs.exists(self._path(path)))
 
-    def is_directory(self, path: str) -> bool:
+    def is_directory(self, path: str = "") -> bool:
         with self._faults("look at", path):
             return self.exists(path) and bool(self._fs.getFileStatus(self._path(path)).isDirectory())
 
@@ -98,23 +98,19 @@ class HadoopDisk:
         for row in found.select("path").collect():
             yield str(row[0]).removeprefix(f"{self.full_root}/")
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, begin: int = 0) -> bytes:
+        """The bytes of a file from `begin` on."""
         with self._faults("read", path):
             stream = self._fs.open(self._path(path))
             try:
+                stream.seek(begin)
                 return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
             finally:
                 stream.close()
 
     def tail(self, file: Listed, size_bytes: int) -> bytes:
         """The last bytes of a file, or all of a shorter one."""
-        with self._faults("read", file.path):
-            stream = self._fs.open(self._path(file.path))
-            try:
-                stream.seek(max(file.size_bytes - size_bytes, 0))
-                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-            finally:
-                stream.close()
+        return self.read(file.path, max(file.size_bytes - size_bytes, 0))
 
     def create(self, path: str, data: bytes) -> None:
         with self._faults("write", path):
@@ -162,7 +158,7 @@ class LocalDisk:
         with _faults("look at", self._path(path)):
             return self._path(path).exists()
 
-    def is_directory(self, path: str) -> bool:
+    def is_directory(self, path: str = "") -> bool:
         with _faults("look at", self._path(path)):
             return self._path(path).is_dir()
 
@@ -295,8 +291,12 @@ class Files:
         self.root = root.rstrip("/") or "/"
         self._hadoop = HadoopDisk(spark, self.root)
         self.full_root, self.scheme = self._hadoop.full_root, self._hadoop.scheme
-        self._local = LocalDisk(self._hadoop.root_path) if _is_local(self._hadoop) else None
+        # Only if the operating system finds the files under the JVM's names. A JVM in a locale without UTF-8 writes `?`
+        # for letters that the locale lacks. Names of subjects are ASCII, but a path may have such letters.
+        is_named = self._hadoop.root_path.isascii() or self._hadoop.writes_utf_8
+        self._local = LocalDisk(self._hadoop.root_path) if self.scheme == _LOCAL and is_named else None
         self._disk: HadoopDisk | LocalDisk = self._local or self._hadoop
+        self.read, self.is_directory, self.remove = self._hadoop.read, self._disk.is_directory, self._disk.remove
         self._folders: set[str] = set()  # known to exist
 
     def full(self, path: str) -> str:
@@ -305,9 +305,6 @@ class Files:
 
     def exists(self, path: str = "") -> bool:
         return self._disk.exists(path)
-
-    def is_directory(self, path: str = "") -> bool:
-        return self._disk.is_directory(path)
 
     def names(self, path: str) -> list[str]:
         """The names in a directory; empty if it does not exist."""
@@ -321,9 +318,6 @@ class Files:
     def all_data(self) -> set[str]:
         """Every file that a plain reader may see: below no directory whose name begins with `_` or `.`."""
         return set(self._disk.visible())
-
-    def read(self, path: str) -> bytes:
-        return self._hadoop.read(path)
 
     def write(self, path: str, data: bytes, *, temporary: str) -> None:
         """Write a file whole or not at all: under another name, then renamed. `NameTaken` if the name exists."""
@@ -361,10 +355,6 @@ class Files:
             self._disk.make_folder(path)
             self._folders.add(path)
 
-    def remove(self, path: str) -> None:
-        """Remove a file, or a directory with its contents; a missing one is fine."""
-        self._disk.remove(path)
-
     def remove_all(self, paths: Iterable[str]) -> None:
         for path in paths:
             self.remove(path)
@@ -379,12 +369,6 @@ class Files:
             return _footer(pq.read_metadata(pa.BufferReader(tail)), column)
         except pa.ArrowException as error:
             raise StorageFault(f"{self.full(file.path)} is not a whole Parquet file: {error}") from error
-
-
-def _is_local(disk: HadoopDisk) -> bool:
-    """Whether the operating system finds the files under the JVM's names. A JVM in a locale without UTF-8 writes `?`
-    for letters that the locale lacks. Names of subjects are ASCII, but a path may have such letters."""
-    return disk.scheme == _LOCAL and (disk.root_path.isascii() or disk.writes_utf_8)
 
 
 def _footer(metadata: pq.FileMetaData, column: str) -> Footer:

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
@@ -129,11 +129,7 @@ class Point:
         return ", ".join(parts)
 
 
-class ProgressListener(Protocol):
-    """A function that gets a job's progress."""
-
-    def __call__(self, point: Point, /) -> None:
-        """The job's progress now."""
+ProgressListener: TypeAlias = Callable[[Point], None]  # gets a job's progress
 
 
 def unwatched(_point: Point) -> None:

@@ -73,8 +73,6 @@ class ArchivedRange:
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of an archive."""
-
     number: int
     at_ms: int
     ranges: tuple[ArchivedRange, ...] = ()
@@ -130,8 +128,17 @@ class ArchiveState:
         for each in spans:
             if each.log_id not in now and each.part in taken:
                 names[each.part] = each.log_id
-        ranges = {subject: [_range_named(each, names) for each in of] for subject, of in self.ranges.items()}
-        return ArchiveState(self.number, ranges, {path: _named(each, names) for path, each in self.files.items()})
+        ranges = {
+            subject: [replace(each, broker_group=names.get(each.part, each.broker_group)) for each in of]
+            for subject, of in self.ranges.items()
+        }
+        files = {
+            path: replace(each, broker_group=names[each.part], stored_as=each.broker_group)
+            if each.part in names
+            else each
+            for path, each in self.files.items()
+        }
+        return ArchiveState(self.number, ranges, files)
 
     def apply(self, commit: Commit) -> None:
         """Apply the next commit; a contradiction is damage."""
@@ -160,15 +167,6 @@ class ArchiveState:
             ranges[mine[-1]] = replace(span, first=last.first, rows=last.rows + span.rows)
         else:
             ranges.append(span)
-
-
-def _range_named(span: ArchivedRange, names: Mapping[SubjectPart, str]) -> ArchivedRange:
-    return replace(span, broker_group=names.get(span.part, span.broker_group))
-
-
-def _named(file: ArchiveFile, names: Mapping[SubjectPart, str]) -> ArchiveFile:
-    name = names.get(file.part)
-    return file if name is None else replace(file, broker_group=name, stored_as=file.broker_group)
 
 
 # --- as files ---------------------------------------------------------------------------------------------------------
@@ -236,24 +234,15 @@ def decode(data: bytes, path: str, into: ArchiveState) -> None:
         if "full" in said:
             into.number = said["number"]
             into.files = {each["path"]: ArchiveFile(**each) for each in said["full"]["files"]}
-            into.ranges = _by_subject(ArchivedRange(**each) for each in said["full"]["ranges"])
+            into.ranges = {}
+            for each in said["full"]["ranges"]:
+                into.ranges.setdefault(each["subject"], []).append(ArchivedRange(**each))
         else:
-            into.apply(_commit(said))
+            ranges = tuple(ArchivedRange(**each) for each in said["ranges"])
+            added = tuple(ArchiveFile(**each) for each in said["added"])
+            into.apply(Commit(said["number"], said["at_ms"], ranges, added, tuple(said["removed"])))
     except (KeyError, TypeError) as error:
         raise ArchiveDamaged(f"{path} is no commit of an archive: {error}") from error
-
-
-def _commit(said: Mapping[str, Any]) -> Commit:
-    ranges = tuple(ArchivedRange(**each) for each in said["ranges"])
-    added = tuple(ArchiveFile(**each) for each in said["added"])
-    return Commit(said["number"], said["at_ms"], ranges, added, tuple(said["removed"]))
-
-
-def _by_subject(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
-    found: dict[str, list[ArchivedRange]] = {}
-    for each in ranges:
-        found.setdefault(each.subject, []).append(each)
-    return found
 
 
 def _dump(said: Mapping[str, Any]) -> bytes:

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client import message_states as states
@@ -113,7 +113,9 @@ def followed(
     """The rows of `lives`, from messages that were read, and their events."""
     known = _groups(events, consumption)
     holds = _holds(events, with_moves=any(each.is_moved_later for each in known))
-    acts = _acts(_each(holds, _extents(spark, extents)))
+    low, high = F.greatest("first_sequence", "first"), F.least(F.col("first_sequence") + F.col("count"), F.col("end"))
+    within = holds.join(F.broadcast(_extents(spark, extents)), ["subject", "broker_group"]).filter(low < high)
+    acts = _acts(within.withColumn("sequence", F.explode(F.sequence(low, high - 1))))  # a row for each message
     groups_now = spark.createDataFrame(known, _GROUPS)
     told = messages.join(F.broadcast(groups_now), ["subject", "broker_group"]).join(acts, list(_KEY), "left")
     told = told.filter(F.col("cursor").isNotNull() | F.col("last").isNotNull()).withColumn("state", _state())
@@ -160,14 +162,11 @@ def _messages(spark: SparkSession, picking: Picking, consumption: ConsumptionSta
     everything = Picking(inboxes.subjects, url=picking.url, patience_s=picking.patience_s)
     copies = _with_origin(pickings.messages(spark, everything), owners).filter(F.col("origin").isNotNull())
     whole = _placed(own.unionByName(meant), F.col("subject"), F.col("broker_group"), F.col("sequence"), F.lit(-1))
-    return whole.unionByName(_placed(copies, F.col("owner"), _home_group(), F.col("origin"), F.col("sequence")))
-
-
-def _home_group() -> Column:
-    """The broker group of a copy's original: for a redriven copy its own, for a replayed one that of a header."""
-    headers, own = F.col("headers"), F.col("broker_group")
+    # The broker group of a copy's original: for a redriven copy its own, for a replayed one that of a header.
+    headers, group = F.col("headers"), F.col("broker_group")
     is_redriven = F.coalesce(headers[_ORIGINS[0][0]] == F.col("owner"), F.lit(False))
-    return F.when(is_redriven, own).otherwise(F.coalesce(headers[states.REPLAY_GROUP], own))
+    home_group = F.when(is_redriven, group).otherwise(F.coalesce(headers[states.REPLAY_GROUP], group))
+    return whole.unionByName(_placed(copies, F.col("owner"), home_group, F.col("origin"), F.col("sequence")))
 
 
 def _with_origin(inbox: DataFrame, owners: DataFrame) -> DataFrame:
@@ -204,23 +203,23 @@ def _groups(events: DataFrame, consumption: ConsumptionStatus) -> list[_Group]:
         F.min(F.when(F.col("event") == "pulled", position)).alias("pulled"),
     )
     seen = {(SubjectPart(row["subject"], row["broker_group"]), row["group"]): row for row in told.collect()}
-    return [_group(*place, consumption, seen.get(place)) for place in sorted({*consumption.cursors, *seen})]
-
-
-def _group(part: SubjectPart, group: str, consumption: ConsumptionStatus, told: Row | None) -> _Group:
-    moved = None if told is None else told["moved"]
-    configured = None if told is None else told["configured"]
-    pulled = None if told is None else told["pulled"]
-    return _Group(
-        *part,
-        group,
-        consumption.cursors.get((part, group)),
-        None if moved is None else moved["position"],
-        None if moved is None else moved["to"],
-        configured is not None and configured["detail"] == Mode.AT_MOST_ONCE.value,
-        moved is not None and pulled is not None and moved["position"] > pulled,
-        consumption.told_from_ms.get(part.broker_group, 0),
-    )
+    found = []
+    for part, group in sorted({*consumption.cursors, *seen}):
+        row = seen.get((part, group))
+        moved, configured, pulled = row[-3:] if row is not None else (None, None, None)
+        found.append(
+            _Group(
+                *part,
+                group,
+                consumption.cursors.get((part, group)),
+                None if moved is None else moved["position"],
+                None if moved is None else moved["to"],
+                configured is not None and configured["detail"] == Mode.AT_MOST_ONCE.value,
+                moved is not None and pulled is not None and moved["position"] > pulled,
+                consumption.told_from_ms.get(part.broker_group, 0),
+            )
+        )
+    return found
 
 
 def _extents(spark: SparkSession, extents: Mapping[SubjectPart, SubjectExtent]) -> DataFrame:
@@ -252,13 +251,6 @@ def _holds(events: DataFrame, *, with_moves: bool) -> DataFrame:
     marked = marked.withColumn("ending", F.last("ending", ignorenulls=True).over(until_here))
     named = events.filter(F.col("event").isin(*_NAMED) & F.col("first_sequence").isNotNull())
     return marked.filter(F.col("event") == "pulled").unionByName(named.withColumn("ending", F.lit(None).cast(_ENDING)))
-
-
-def _each(holds: DataFrame, extents: DataFrame) -> DataFrame:
-    """A row for each message of each range."""
-    low, high = F.greatest("first_sequence", "first"), F.least(F.col("first_sequence") + F.col("count"), F.col("end"))
-    within = holds.join(F.broadcast(extents), ["subject", "broker_group"]).filter(low < high)
-    return within.withColumn("sequence", F.explode(F.sequence(low, high - 1)))
 
 
 def _acts(each: DataFrame) -> DataFrame:
@@ -329,7 +321,11 @@ def _state() -> Column:
 
 def _gathered(told: DataFrame, *, has_copies: bool) -> DataFrame:
     """The message and its copies in the inbox as one row; copies of an unwanted message are dropped."""
-    attempts = F.when(F.col("is_once"), F.transform("attempts", _as_handed_out)).otherwise(F.col("attempts"))
+    handed_out = F.transform(  # nothing ends an attempt of an at-most-once group, so it ends when it is handed out
+        "attempts",
+        lambda each: each.withField("outcome", F.lit(states.HANDED_OUT)).withField("ended_at", each["pulled_at"]),
+    )
+    attempts = F.when(F.col("is_once"), handed_out).otherwise(F.col("attempts"))
     counts = {name: F.coalesce(F.col(name), F.lit(0)) for name in ("pulls", "acks")}
     told = told.withColumns({"attempts": F.coalesce(attempts, F.array()), **counts})
     if not has_copies:  # the usual case; the rest is a shuffle
@@ -347,11 +343,6 @@ def _gathered(told: DataFrame, *, has_copies: bool) -> DataFrame:
         F.max("dead_at").alias("dead_at"),
     )
     return gathered.filter(F.col("message").isNotNull()).select("*", "message.*")
-
-
-def _as_handed_out(attempt: Column) -> Column:
-    """An attempt of an at-most-once group: nothing ends it, so it ends when it is handed out."""
-    return attempt.withField("outcome", F.lit(states.HANDED_OUT)).withField("ended_at", attempt["pulled_at"])
 
 
 def _timed(rows: DataFrame) -> DataFrame:

@@ -114,7 +114,9 @@ class Section:
                 "table",
                 label=caption or self.title,
                 caption=fill("caption", text=caption) if caption else "",
-                head=[fill("head", kind=_side(each), name=_name(each)) for each in head],
+                head=[
+                    fill("head", kind=_side(each), name=each if isinstance(each, str) else each.name) for each in head
+                ],
                 rows=[fill("row", cells=map(_cell, head, row)) for row in found[:rows_max]],
             )
         )
@@ -154,12 +156,13 @@ class HtmlPage:
 
     def html(self) -> str:
         """The whole file."""
+        links = [fill("link", anchor=f"s{number}", title=each.title) for number, each in enumerate(self._sections)]
         return fill(
             "page",
             title=self._title,
             about=fill("about", text=self._about) if self._about else "",
             opening=self._opening.html("opening"),
-            contents=self._contents(),
+            contents=fill("contents", links=links) if len(links) >= 3 else "",
             sections=[each.html(f"s{number}") for number, each in enumerate(self._sections)],
         )
 
@@ -170,20 +173,10 @@ class HtmlPage:
         except OSError as error:
             raise Misuse(f"the page cannot be written to {path}: {error.strerror or error}") from error
 
-    def _contents(self) -> str:
-        if len(self._sections) < 3:
-            return ""
-        links = [fill("link", anchor=f"s{number}", title=each.title) for number, each in enumerate(self._sections)]
-        return fill("contents", links=links)
-
 
 def _figure(figure: Figure) -> Markup:
     note = fill("figure-note", text=figure.note) if figure.note else ""
     return fill("figure", state=figure.state.value, name=figure.name, value=figure.value, note=note)
-
-
-def _name(column: Head) -> str:
-    return column if isinstance(column, str) else column.name
 
 
 def _side(column: Head) -> str:

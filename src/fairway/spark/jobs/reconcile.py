@@ -28,20 +28,6 @@ from fairway.spark.options import DEFAULT_URL, PATIENCE_S
 
 __all__ = ["Discrepancy", "GroupBalance", "ReconcileOptions", "ReconcileResult", "command", "run"]
 
-Outboxes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--outbox",
-        metavar="DATABASE",
-        help="What its outbox holds is not sent yet: SQLAlchemy's address; may be repeated.",
-    ),
-]
-OutboxTable = Annotated[str, typer.Option(metavar="[SCHEMA.]NAME", help="Of --outbox: its table.")]
-Spools = Annotated[
-    list[str] | None,
-    typer.Option("--spool", metavar="DIR", help="The same of a spool, a directory of this machine; may be repeated."),
-]
-
 UNBALANCED: Final = 4  # the exit status of `fairway` commands that find something wrong
 _DEFAULT: Final = ReconcileOptions(())
 
@@ -95,9 +81,19 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     sent_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Of --sent: any that Spark reads, or table. (by its ending)")
     ] = None,
-    outbox: Outboxes = None,
-    outbox_table: OutboxTable = _DEFAULT.outbox_table,
-    spool: Spools = None,
+    outbox: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATABASE", help="What its outbox holds is not sent yet: SQLAlchemy's address; may be repeated."
+        ),
+    ] = None,
+    outbox_table: Annotated[
+        str, typer.Option(metavar="[SCHEMA.]NAME", help="Of --outbox: its table.")
+    ] = _DEFAULT.outbox_table,
+    spool: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR", help="The same of a spool, a directory of this machine; may be repeated."),
+    ] = None,
     match: Annotated[
         str, typer.Option(metavar="PART", help="What the id of a row is in a message: id, key or header:NAME.")
     ] = _DEFAULT.match,
@@ -198,14 +194,7 @@ COUNTS: Final = {
     "stuck": "findings of that kind in the group",
 }
 _ALWAYS: Final = frozenset({"sent", "stored", "delivered", "acked", "outstanding"})  # shown even if they are all zero
-_LATENCIES: Final = {
-    "ack_p50_ms": "ack p50",
-    "ack_p95_ms": "ack p95",
-    "ack_p99_ms": "ack p99",
-    "total_p50_ms": "total p50",
-    "total_p95_ms": "total p95",
-    "total_p99_ms": "total p99",
-}
+_LATENCIES: Final = {f"{of}_{share}_ms": f"{of} {share}" for of in ("ack", "total") for share in ("p50", "p95", "p99")}
 _OF_SUBJECT: Final = ("stored", "missing", "duplicates")
 _OF_GROUP: Final = ("acked", "dead", "outstanding")
 _GROUPS_MAX: Final = 20  # with plots of their own: a page of hundreds is too long to read
@@ -215,7 +204,7 @@ def page(result: ReconcileResult, options: ReconcileOptions) -> HtmlPage:
     """The page of a result."""
     about = f"{options.url}, {result.at:%Y-%m-%d %H:%M:%S} UTC, windows of {SECONDS.shown(result.window_s)}"
     made = HtmlPage(f"Books of {', '.join(options.subjects)}", about)
-    made.figures(_balance(result), *_figures(result, options))
+    made.figures(*_figures(result, options))
     for each in result.notes:
         made.warn(each)
     _books(made.section("Books", "Every group of every subject, as a whole."), result.books)
@@ -225,13 +214,11 @@ def page(result: ReconcileResult, options: ReconcileOptions) -> HtmlPage:
     return made
 
 
-def _balance(result: ReconcileResult) -> Figure:
-    if result.is_balanced:
-        return Figure("The books", "balance", "nothing is missing, duplicate, late or stuck", FigureStatus.GOOD)
-    return Figure("The books", "do not balance", "see the findings", FigureStatus.BAD)
-
-
 def _figures(result: ReconcileResult, options: ReconcileOptions) -> Iterable[Figure]:
+    if result.is_balanced:
+        yield Figure("The books", "balance", "nothing is missing, duplicate, late or stuck", FigureStatus.GOOD)
+    else:
+        yield Figure("The books", "do not balance", "see the findings", FigureStatus.BAD)
     meanings = {
         MISSING: "should be there, and is not",
         DUPLICATE: "is there more often than once",

@@ -111,8 +111,6 @@ class GroupBalance:
 
 @dataclass
 class ReconcileResult:
-    """The result of a run."""
-
     is_balanced: bool
     at: datetime  # by the broker's clock
     window_s: float

@@ -219,11 +219,16 @@ class Reconciliation:
         accounts = findings.marked(
             scope.accounts(groups), scope.counts.now_ms, options.late_after_ms, options.stuck_after_ms
         ).localCheckpoint()  # their plan is long, and Spark would analyse it with every use
-        parts += self._of_groups(accounts, groups)
+        now_ms = scope.counts.now_ms
+        parts.append(findings.of_messages(accounts, now_ms))
+        parts.append(findings.stalled(accounts, groups, now_ms, options.stuck_after_ms))
+        parts.append(findings.lost(groups.select("subject", "group", F.inline("lost"))))
         self._tell("comparing")
         judged = self._judged(log)
         if judged is not None and self._rows is not None:
-            parts += self._of_rows(self._rows, messages, judged)
+            stored = self._as_rows(messages)
+            parts += [producer_records.never_stored(judged), producer_records.strangers(self._rows, stored)]
+            parts += [] if options.match == ID else [producer_records.rows_twice(self._rows, stored)]
         if self._waiting is not None:
             parts.append(producer_records.unsent(self._waiting, scope.counts.now_ms, options.stuck_after_ms))
             scope.notes.extend(producer_records.notes_of(self._waiting))
@@ -289,14 +294,6 @@ class Reconciliation:
             scope.notes.append(f"not in the archive at all: {', '.join(unarchived)}")
         return archive
 
-    def _of_groups(self, accounts: DataFrame, groups: DataFrame) -> list[DataFrame]:
-        now_ms = self._scope.counts.now_ms
-        return [
-            findings.of_messages(accounts, now_ms),
-            findings.stalled(accounts, groups, now_ms, self._options.stuck_after_ms),
-            findings.lost(groups.select("subject", "group", F.inline("lost"))),
-        ]
-
     # --- business rows ------------------------------------------------------------------------------------------------
 
     def _judged(self, log: DataFrame) -> DataFrame | None:
@@ -344,11 +341,6 @@ class Reconciliation:
     def _as_rows(self, messages: DataFrame) -> DataFrame:
         return messages.withColumn("row", producer_records.row_of(self._options.match))
 
-    def _of_rows(self, rows: DataFrame, messages: DataFrame, judged: DataFrame) -> list[DataFrame]:
-        stored = self._as_rows(messages)
-        parts = [producer_records.never_stored(judged), producer_records.strangers(rows, stored)]
-        return parts if self._options.match == ID else [*parts, producer_records.rows_twice(rows, stored)]
-
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     def _result(
@@ -360,7 +352,9 @@ class Reconciliation:
         differing = self._differing(whole)
         if options.output is not None:
             self._write(options.output, found, differing, books_of)
-        by_kind = self._counts_of(found, differing)
+        number = F.when(F.col("kind") == findings.MISSING, F.col("messages")).otherwise(1)
+        by_kind = Counter(_pairs(found.groupBy("kind").agg(F.sum(number))))
+        by_kind[findings.DIFFERING] += len(differing)
         windows = books_of.filter("not is_whole").orderBy(F.desc("window"), F.desc("subject"), F.desc("group"))
         newest = windows.limit(WINDOWS_MAX + 1).collect()
         if len(newest) > WINDOWS_MAX:
@@ -370,10 +364,10 @@ class Reconciliation:
         fates = {} if judged is None else _pairs(judged.groupBy("fate").count())
         notes.extend(_notes_of(fates))
         return ReconcileResult(
-            is_balanced=not set(by_kind) - (set() if options.is_strict else {findings.STRANGER}),
+            is_balanced=not set(+by_kind) - (set() if options.is_strict else {findings.STRANGER}),
             at=datetime.fromtimestamp(self._scope.counts.now_ms / MS, UTC),
             window_s=options.window_s,
-            counts={kind: by_kind.get(kind, 0) for kind in findings.KINDS},
+            counts={kind: by_kind[kind] for kind in findings.KINDS},
             rows=fates,
             books=[_book(row) for row in whole],
             windows=[_book(row) for row in reversed(newest[:WINDOWS_MAX])],
@@ -431,15 +425,6 @@ class Reconciliation:
                 said = f"the broker counts {owed:,} messages that are handed out and not settled, the log {held:,}"
                 differing.append(_differs(*place, abs(held - owed), said))
         return differing
-
-    def _counts_of(self, found: DataFrame, differing: Sequence[Discrepancy]) -> dict[str, int]:
-        number = F.when(F.col("kind") == findings.MISSING, F.col("messages")).otherwise(1)
-        by_kind = _pairs(found.groupBy("kind").agg(F.sum(number)))
-        return (
-            {**by_kind, findings.DIFFERING: len(differing) + by_kind.get(findings.DIFFERING, 0)}
-            if differing
-            else by_kind
-        )
 
     def _write(self, path: str, found: DataFrame, differing: Sequence[Discrepancy], books_of: DataFrame) -> None:
         rows = found.drop("at")

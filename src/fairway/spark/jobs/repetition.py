@@ -41,8 +41,6 @@ _RECOMMENDED: Final = {
 
 @dataclass(frozen=True)
 class RepetitionOptions:
-    """The options of a run."""
-
     picking: Picking
     queue_length: int = LOT_MESSAGES_MAX  # messages that all consumers together hold at once
     many: float = MANY
@@ -81,8 +79,6 @@ class SubjectRepetition:
 
 @dataclass
 class RepetitionResult:
-    """The result of a run."""
-
     queue_length: int
     subjects: list[SubjectRepetition] = field(default_factory=list)
     keys: list[RepeatedKey] = field(default_factory=list)  # those with the largest savings

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client.idempotence import REPLAY_ID
@@ -42,7 +42,7 @@ from fairway.spark.jobs.files import Files, NameTaken
 from fairway.spark.jobs.job import NS, ProgressCounter, ProgressListener, sentences, unwatched
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import DEFAULT_URL, PATIENCE_S, is_pattern
-from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, broker_places, caller_to
+from fairway.spark.server_groups import BROKER_GROUP, broker_places, caller_to
 
 
 class Cap:
@@ -155,22 +155,19 @@ def _check_receiver(options: ReplayOptions) -> None:
     """Refuse a group that does not exist, before the selection is made."""
     if options.group is None:
         return
-    if not any(_is_there(place, options) for place in broker_places(options.url, options.patience_s)):
-        raise Misuse(
-            f"there is no group {options.group!r} on {options.to} at {options.url}: `fairway groups` lists those that "
-            "are"
-        )
-
-
-def _is_there(place: ServerGroupAddress, options: ReplayOptions) -> bool:
-    with caller_to(place) as caller:
-        try:
-            found = caller.ask(Describe(Depth.GROUPS, options.to, options.group), Described)
-        except Refused as refused:
-            if refused.code not in {Code.NO_SUCH_SUBJECT, Code.NO_SUCH_GROUP}:
-                raise
-            return False
-        return any(each.groups for each in found.subjects)
+    for place in broker_places(options.url, options.patience_s):
+        with caller_to(place) as caller:
+            try:
+                found = caller.ask(Describe(Depth.GROUPS, options.to, options.group), Described)
+            except Refused as refused:
+                if refused.code not in {Code.NO_SUCH_SUBJECT, Code.NO_SUCH_GROUP}:
+                    raise
+            else:
+                if any(each.groups for each in found.subjects):
+                    return
+    raise Misuse(
+        f"there is no group {options.group!r} on {options.to} at {options.url}: `fairway groups` lists those that are"
+    )
 
 
 def _asked(options: ReplayOptions) -> dict[str, Any]:
@@ -181,30 +178,27 @@ def _asked(options: ReplayOptions) -> dict[str, Any]:
 
 
 class _ReplayRun:
-    """One run of a replay."""
-
     def __init__(self, spark: SparkSession, options: ReplayOptions, watch: ProgressListener) -> None:
         self._spark = spark
         self._options = options
         self._id = id_of(options)
-        self._files = Files(spark, self._place())
-        self._pace = ProgressCounter(watch, "replay")
-        self._cap = Cap(options.rate_per_s)
-
-    def _place(self) -> str:
-        if self._options.state is not None:
-            return self._options.state
-        if self._options.picking.archive is None:
+        place = options.state
+        if place is None and options.picking.archive is None:
             raise Misuse(
                 "a replay of the live log needs a place to remember what it is to send and how far it is: "
                 "give it --state DIR"
             )
-        return f"{self._options.picking.archive.rstrip('/')}/{archives.HOME}/replays/{self._id}"
+        archive = (options.picking.archive or "").rstrip("/")
+        self._files = Files(spark, place or f"{archive}/{archives.HOME}/replays/{self._id}")
+        self._pace = ProgressCounter(watch, "replay")
+        self._cap = Cap(options.rate_per_s)
 
     def run(self, is_to_end: Callable[[], bool]) -> Replayed:
         planned = self._planned()
         slices = [RowSlice(*each) for each in planned["slices"]]
-        sent, matched = self._slices_sent(), sum(each.end - each.begin for each in slices)
+        notes = [name for name in self._files.names("") if name.startswith("sent-") and name.endswith(".json")]
+        sent = max((int(name[5:-5]) for name in notes), default=0)
+        matched = sum(each.end - each.begin for each in slices)
         done = Replayed(self._id, self._options.to, self._options.group, False, matched, state=self._files.root)
         done.sent_before = sum(each.end - each.begin for each in slices[:sent])
         for number in range(sent, len(slices)):
@@ -230,8 +224,14 @@ class _ReplayRun:
                 f"{self._files.root} is not empty, and not the state of a replay: give --state a new directory"
             )
         self._files.remove("selection")
-        self._select().write.option("maxRecordsPerFile", SLICE_ROWS).parquet(self._files.full("selection"))
-        said = {"fairway_replay": VERSION, "id": self._id, "asked": _asked(self._options), "slices": self._slices()}
+        options = self._options
+        # An archive may have another name for a broker group than the cluster where the copies are traced.
+        names = server_status.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
+        rows = selection.messages(self._spark, options.picking, names).orderBy(*_ORDER)
+        rows = rows.withColumn("headers", self._marked())
+        rows = rows.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)
+        rows.write.option("maxRecordsPerFile", SLICE_ROWS).parquet(self._files.full("selection"))
+        said = {"fairway_replay": VERSION, "id": self._id, "asked": _asked(options), "slices": self._slices()}
         data = json.dumps(said, indent=1).encode()
         self._files.write("replay.json", data, temporary="staging/replay.json")
         return said
@@ -249,14 +249,6 @@ class _ReplayRun:
                 "give --state a new directory, or ask for the same again"
             )
         return said
-
-    def _select(self) -> DataFrame:
-        options = self._options
-        # An archive may have another name for a broker group than the cluster where the copies are traced.
-        names = server_status.log_ids(options.url, options.patience_s) if options.picking.archive is not None else None
-        rows = selection.messages(self._spark, options.picking, names).orderBy(*_ORDER)
-        marked = rows.withColumn("headers", self._marked())
-        return marked.select(F.monotonically_increasing_id().alias("ordinal"), *_SENT)
 
     def _marked(self) -> Column:
         """The headers, with the message's origin in place of what an earlier replay wrote there."""
@@ -313,10 +305,6 @@ class _ReplayRun:
             patienceSeconds=str(self._options.patience_s),
             **alone,
         ).mode("append").save()
-
-    def _slices_sent(self) -> int:
-        names = [name for name in self._files.names("") if name.startswith("sent-") and name.endswith(".json")]
-        return max((int(name[5:-5]) for name in names), default=0)
 
     def _note(self, slices: int) -> None:
         name = f"sent-{slices:012}.json"

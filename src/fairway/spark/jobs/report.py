@@ -137,14 +137,13 @@ def over_time(
 
 def together(many: Sequence[Sequence[GroupFlow]]) -> list[GroupFlow]:
     """The sums of one group of consumers over several broker groups, window by window."""
-    return [_sum(each) for each in zip(*many, strict=True)]
-
-
-def _sum(flows: Sequence[GroupFlow]) -> GroupFlow:
-    stored, pulled, acked, retried, dead = (sum(each) for each in zip(*(flow[1:-1] for flow in flows), strict=True))
-    lags = [flow.lag for flow in flows]
-    lag = None if None in lags else sum(filter(None, lags))
-    return GroupFlow(flows[0].number, stored, pulled, acked, retried, dead, lag)
+    merged = []
+    for flows in zip(*many, strict=True):
+        counts = (sum(each) for each in zip(*(flow[1:-1] for flow in flows), strict=True))
+        lags = [flow.lag for flow in flows]
+        lag = None if None in lags else sum(filter(None, lags))
+        merged.append(GroupFlow._make((flows[0].number, *counts, lag)))
+    return merged
 
 
 def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: range) -> Iterator[GroupFlow]:
@@ -156,15 +155,8 @@ def _flows(known: Known, stored: Sequence[Sum], acts: Sequence[Sum], windows: ra
     for number in windows:
         new, did = in_subject.get(number), in_group.get(number, [])
         stand.go_on(new, did)
-        yield GroupFlow(
-            number,
-            0 if new is None else new.stored,
-            sum(each.pulled for each in did),
-            sum(each.acked for each in did),
-            sum(each.retried for each in did),
-            sum(each.dead for each in did),
-            stand.lag,
-        )
+        counts = (sum(getattr(each, name) for each in did) for name in ("pulled", "acked", "retried", "dead"))
+        yield GroupFlow._make((number, 0 if new is None else new.stored, *counts, stand.lag))
 
 
 class _Stand:
@@ -218,8 +210,6 @@ AHEAD_MAX: Final = timedelta(days=365)
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The options of a report."""
-
     url: str = DEFAULT_URL
     subjects: tuple[str, ...] = ()  # names or patterns; empty: all but internal subjects
     since: datetime | None = None  # of lag and throughput over time; None: as far back as events go
@@ -265,8 +255,6 @@ class GroupWindow:
 
 @dataclass
 class ReportResult:
-    """The result of a report."""
-
     url: str
     at: datetime  # by the broker's clock
     observed_s: float
@@ -310,9 +298,14 @@ def _over_time(spark: SparkSession, options: ReportOptions, seen: Seen, found: R
         found.remarks.append("No subject is meant that anything was ever sent to: there is nothing to draw.")
         return
     end_ms = seen.now_ms + 1 if options.until is None else _ms(options.until)
-    events = _events(spark, options).persist()
+    # The events up to now, even if the report ends earlier: past debts are calculated from the present ones. If
+    # retention takes a part of the log meanwhile, the report is about the rest.
+    of = options.url, options.patience_s, options.subjects or (ALL,), options.since
+    events = selection.events(spark, *of, failOnDataLoss="false").select(*COLUMNS).persist()
     try:
-        begin_ms = _begin_ms(events, options)
+        since_ms = None if options.since is None else _ms(options.since)
+        (first_event,) = events.select(F.unix_millis(F.min("at"))).collect()
+        begin_ms = max((each for each in (first_event[0], since_ms) if each is not None), default=None)
         if begin_ms is None or begin_ms >= end_ms:
             found.remarks.append("Nothing has happened in this time: there is no event to draw.")
             return
@@ -330,8 +323,17 @@ def _over_time(spark: SparkSession, options: ReportOptions, seen: Seen, found: R
     for _, of_group in groupby(told, key=lambda each: each[0][:2]):  # one at a time: all flows may be millions
         same = list(of_group)
         merged = together([flows for _, flows in same])
-        found.spans.extend(_span(same[0][0], each, window_ms) for each in merged)
-    _sum_up(found)
+        subject, group = same[0][0][:2]
+        found.spans.extend(
+            GroupWindow(subject, group, moment_of(each.number * window_ms), *each[1:]) for each in merged
+        )
+    by_name = {(each.subject, each.group): each for each in found.groups}
+    for span in found.spans:
+        capacity_of = by_name[span.subject, span.group]
+        capacity_of.stored += span.stored
+        capacity_of.acked += span.acked
+        if span.lag is not None:
+            capacity_of.lag_most = max(capacity_of.lag_most or 0, span.lag)
     if options.output is not None:
         rows = spark.createDataFrame([astuple(each) for each in found.spans], SPANS)
         rows.write.mode("errorifexists").parquet(options.output)
@@ -349,20 +351,6 @@ def _known(group: GroupCapacity, seen: Seen) -> Iterator[Known]:
             yield Known(group.subject, group.group, owed, state.in_flight, end, name)
 
 
-def _events(spark: SparkSession, options: ReportOptions) -> DataFrame:
-    """The events up to now, even if the report ends earlier: past debts are calculated from the present ones."""
-    of = options.url, options.patience_s, options.subjects or (ALL,), options.since
-    # If retention takes a part of the log meanwhile, the report is about the rest.
-    return selection.events(spark, *of, failOnDataLoss="false").select(*COLUMNS)
-
-
-def _begin_ms(events: DataFrame, options: ReportOptions) -> int | None:
-    """When the report begins: at the first event or at `since`, whichever is later; None: there is neither."""
-    since_ms = None if options.since is None else _ms(options.since)
-    (first,) = events.select(F.unix_millis(F.min("at"))).collect()
-    return max((each for each in (first[0], since_ms) if each is not None), default=None)
-
-
 def _window_ms(options: ReportOptions, begin_ms: int, end_ms: int, groups: int) -> int:
     if options.window is None:
         return plots.step_s((end_ms - begin_ms) / 1_000 / WINDOWS) * 1_000
@@ -374,20 +362,6 @@ def _window_ms(options: ReportOptions, begin_ms: int, end_ms: int, groups: int) 
             f"which is the most for {groups:,} groups: choose a longer --window, or a later --since"
         )
     return window_ms
-
-
-def _span(group: Known, of: GroupFlow, window_ms: int) -> GroupWindow:
-    return GroupWindow(group.subject, group.group, moment_of(of.number * window_ms), *of[1:])
-
-
-def _sum_up(found: ReportResult) -> None:
-    of = {(each.subject, each.group): each for each in found.groups}
-    for span in found.spans:
-        group = of[span.subject, span.group]
-        group.stored += span.stored
-        group.acked += span.acked
-        if span.lag is not None:
-            group.lag_most = max(group.lag_most or 0, span.lag)
 
 
 def _ms(time: datetime) -> int:
@@ -452,21 +426,20 @@ def command(  # noqa: PLR0913, PLR0917  (one for each flag)
 
 
 def _lines(found: ReportResult) -> list[str]:
-    lines = [
-        f"{each.subject} {each.group}: {_share(each)}, {each.cold_share:.0%} of it cold, lag {each.lag:,} "
-        f"({each.in_flight:,} in flight, {each.waiting:,} to be tried again later), {each.acked:,} acked"
-        for each in found.groups
-    ]
+    lines = []
+    for each in found.groups:
+        share = "no share" if each.share is None else f"{each.share:.0%}"
+        lines.append(
+            f"{each.subject} {each.group}: {share} of the broker's time, {each.cold_share:.0%} of it cold, lag "
+            f"{each.lag:,} ({each.in_flight:,} in flight, {each.waiting:,} to be tried again later), {each.acked:,} "
+            "acked"
+        )
     if found.delayed.overdue is not None:
         due = sum(each.messages for each in found.delayed.forecast)
         lines.append(f"delayed: {due:,} due in the hours to come, {found.delayed.overdue:,} due and not delivered")
     if found.delayed.late_mean_s is not None:
         lines.append(f"delayed: {plots.SECONDS.shown(found.delayed.late_mean_s)} late on average")
     return [*lines, *found.remarks]
-
-
-def _share(group: GroupCapacity) -> str:
-    return "no share of the broker's time" if group.share is None else f"{group.share:.0%} of the broker's time"
 
 
 if __name__ == "__main__":

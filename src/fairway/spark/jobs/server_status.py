@@ -9,7 +9,7 @@ and has not settled. Delay servers count the messages that are scheduled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -31,7 +31,7 @@ from fairway.spark.events.plan import SparkActionLogReader
 from fairway.spark.jobs.selection import Picking
 from fairway.spark.options import is_meant, is_pattern
 from fairway.spark.plan import SubjectExtent, unknown
-from fairway.spark.server_groups import ServerGroupAddress, SubjectPart, broker_places, caller_to, delay_places
+from fairway.spark.server_groups import SubjectPart, broker_places, caller_to, delay_places
 
 
 class ConsumptionStatus(NamedTuple):
@@ -66,31 +66,21 @@ def look(picking: Picking, groups: frozenset[str] | None = None) -> ConsumptionS
     consumption = ConsumptionStatus({}, {}, {}, {}, {}, [])
     for place in broker_places(picking.url, picking.patience_s):
         with caller_to(place) as caller:
-            _look_at(caller, place.broker_group, picking, groups, consumption, stored)
+            group = place.broker_group
+            consumption.told_from_ms[group] = SparkActionLogReader(caller, None, is_strict=False).told_from_ms()
+            for page in described(caller, Depth.GROUPS):
+                consumption.log_ids[group] = _id(page.broker.log_id)
+                consumption.now_ms.append(page.broker.now_ms)
+                stored += [each.name for each in page.subjects]
+                for each in page.subjects:
+                    if is_meant(each.name, picking.subjects):
+                        _note(consumption, each, group, groups)
+            _look_into_inboxes(caller, group, consumption)
     for name in picking.subjects:
         is_there = any(part.subject == name for part in consumption.extents)
         if picking.archive is None and not is_pattern(name) and not is_there:
             raise unknown(name, stored, picking.url)
     return consumption
-
-
-def _look_at(
-    caller: BlockingClient,
-    broker_group: str,
-    picking: Picking,
-    groups: frozenset[str] | None,
-    consumption: ConsumptionStatus,
-    stored: list[str],
-) -> None:
-    consumption.told_from_ms[broker_group] = SparkActionLogReader(caller, None, is_strict=False).told_from_ms()
-    for page in described(caller, Depth.GROUPS):
-        consumption.log_ids[broker_group] = _id(page.broker.log_id)
-        consumption.now_ms.append(page.broker.now_ms)
-        for each in page.subjects:
-            stored.append(each.name)
-            if is_meant(each.name, picking.subjects):
-                _note(consumption, each, broker_group, groups)
-    _look_into_inboxes(caller, broker_group, consumption)
 
 
 def _look_into_inboxes(caller: BlockingClient, broker_group: str, consumption: ConsumptionStatus) -> None:
@@ -189,34 +179,25 @@ def waiting_in(group: GroupDescription) -> int:
 
 def scheduled(url: str, patience_s: int, subjects: Iterable[str], window_ms: int) -> Scheduled:
     """How many messages are scheduled, and in which windows they are due."""
-    found = [_scheduled(place, list(subjects), window_ms) for place in delay_places(url, patience_s)]
-    there = [each for each in found if each.is_there]
-    messages, windows = Counter[str](), Counter[tuple[str, int]]()
-    for each in there:
-        messages.update(each.messages)
-        windows.update(each.windows)
-    return Scheduled(bool(there), messages, windows)
+    messages, windows, is_there, names = Counter[str](), Counter[tuple[str, int]](), False, list(subjects)
+    for place in delay_places(url, patience_s):
+        with caller_to(place) as caller:
+            try:
+                total = caller.ask(DelayTally(Which()), Tallied).count
+            except Refused as refused:
+                if refused.code in _NO_DELAY:
+                    continue
+                raise
+            is_there = True
+            for name in names if total else ():
+                counted = _tallied(caller, name, window_ms)
+                messages[name] += counted.count
+                windows.update({(name, each.start_ms): each.count for each in counted.stretches})
+    return Scheduled(is_there, messages, windows)
 
 
 # The refusals of a broker that keeps no delayed messages, or does not know the request.
 _NO_DELAY: Final = frozenset({Code.BAD_REQUEST, Code.UNSUPPORTED})
-
-
-def _scheduled(place: ServerGroupAddress, subjects: Sequence[str], window_ms: int) -> Scheduled:
-    messages: dict[str, int] = {}
-    windows: dict[tuple[str, int], int] = {}
-    with caller_to(place) as caller:
-        try:
-            total = caller.ask(DelayTally(Which()), Tallied).count
-        except Refused as refused:
-            if refused.code in _NO_DELAY:
-                return Scheduled(False)
-            raise
-        for name in subjects if total else ():
-            counted = _tallied(caller, name, window_ms)
-            messages[name] = counted.count
-            windows.update({(name, each.start_ms): each.count for each in counted.stretches})
-    return Scheduled(True, messages, windows)
 
 
 def _tallied(caller: BlockingClient, subject: str, window_ms: int) -> Tallied:

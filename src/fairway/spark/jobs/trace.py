@@ -84,8 +84,6 @@ class TracedMessage:
 
 @dataclass
 class TraceResult:
-    """The result of a run."""
-
     accounts: list[GroupAccount] = field(default_factory=list)
     slowest: list[TracedMessage] = field(default_factory=list)  # of the acked messages: from creation to ack
     stuck: list[TracedMessage] = field(default_factory=list)  # of the messages in an open state: the oldest
@@ -94,7 +92,10 @@ class TraceResult:
 
 def run(spark: SparkSession, options: TraceOptions, watch: ProgressListener = unwatched) -> TraceResult:
     """Trace the selected messages."""
-    groups = _checked(options.groups)
+    try:
+        groups = frozenset(str(GroupName.parse(each)) for each in options.groups) or None
+    except BadName as error:
+        raise Misuse(f"--group: {error}") from None
     with sentences("tracing"):
         seen = server_status.look(options.picking, groups)
         messages = sum(seen.extents[part].end - seen.extents[part].first for part in seen.parts)
@@ -131,13 +132,6 @@ def accounts(rows: DataFrame) -> DataFrame:
         F.count_if(F.col("redrives") > 0).alias("redriven"),
         *(F.percentile_approx(name, [0.5, 0.99], _FINE).alias(name) for name in _TIMES),
     )
-
-
-def _checked(groups: tuple[str, ...]) -> frozenset[str] | None:
-    try:
-        return frozenset(str(GroupName.parse(each)) for each in groups) or None
-    except BadName as error:
-        raise Misuse(f"--group: {error}") from None
 
 
 def _account(row: Row) -> GroupAccount:

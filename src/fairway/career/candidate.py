@@ -284,7 +284,25 @@ class CandidateCore:
         return self._clock.monotonic_ns()
 
 
-class Candidacy:
+class _BaseCandidacy:
+    """What both kinds of candidates have in common."""
+
+    def __init__(
+        self, career: Career | AioCareer, election: Election, clock: Clock | None, wake: Callable[[], None]
+    ) -> None:
+        self._election = election
+        self._ending = Ending()
+        self._wake = wake
+        self._core = CandidateCore(name_of(career), career.in_hand, clock or RealClock(), self._ending, wake)
+
+    def stop(self) -> None:
+        """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
+        once."""
+        self._ending.ask()
+        self._wake()
+
+
+class Candidacy(_BaseCandidacy):
     """One candidate for one career. Most programs call `elect`; this class is for programs that stop the candidate
     themselves.
 
@@ -294,11 +312,8 @@ class Candidacy:
         if not isinstance(career, Career):
             raise Misuse(f"a career is a fairway.Career, not {type(career).__name__}; coroutines: fairway.aio.elect")
         self._career = career
-        self._election = election
         self._wakeup = Wakeup()
-        self._ending = Ending()
-        clock = clock or RealClock()
-        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._wakeup.signal)
+        super().__init__(career, election, clock, self._wakeup.signal)
 
     def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
@@ -316,12 +331,6 @@ class Candidacy:
         if self._core.failure is not None:
             raise self._core.failure
 
-    def stop(self) -> None:
-        """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
-        once."""
-        self._ending.ask()
-        self._wakeup.signal()
-
     def _step(self) -> bool:
         """Carry out the next duty. False: the candidacy has ended."""
         duty, wait_s = self._core.next()
@@ -334,7 +343,7 @@ class Candidacy:
                 self._career._leadership = self._core.leadership()
                 self._have(self._inaugurate)
             case Duty.EXECUTE:
-                self._have(self._execute)
+                self._have(lambda: checked(self._career, self._career.execute(self._career.leadership.token)))
             case Duty.HAND_OVER:
                 self._have(self._hand_over)
             case Duty.RESIGN:
@@ -360,9 +369,6 @@ class Candidacy:
         self._career.inaugurate()
         return True
 
-    def _execute(self) -> bool:
-        return checked(self._career, self._career.execute(self._career.leadership.token))
-
     def _hand_over(self) -> bool:
         self._career.hand_over()
         return True
@@ -374,7 +380,7 @@ class Candidacy:
             self._wakeup.wait(_TICK_S)
 
 
-class AioCandidacy:
+class AioCandidacy(_BaseCandidacy):
     """One candidate for one career. `run` returns after `stop` or a signal, and raises what the career raised.
 
     If its task is cancelled, the candidate hands over and resigns first. If cancelled again, it ends at once."""
@@ -383,12 +389,9 @@ class AioCandidacy:
         if not isinstance(career, AioCareer):
             raise Misuse(f"a career on a loop is a fairway.aio.Career, not {type(career).__name__}")
         self._career = career
-        self._election = election
-        self._ending = Ending()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._rung = asyncio.Event()
-        clock = clock or RealClock()
-        self._core = CandidateCore(name_of(career), career.in_hand, clock, self._ending, self._wake)
+        super().__init__(career, election, clock, self._ring)
 
     async def run(self) -> None:
         """Be a candidate, and lead when elected, until `stop`, SIGTERM or SIGINT."""
@@ -408,13 +411,7 @@ class AioCandidacy:
         if self._core.failure is not None:
             raise self._core.failure
 
-    def stop(self) -> None:
-        """Finish or abort the work in hand, hand over and resign. Any thread may call this; the call returns at
-        once."""
-        self._ending.ask()
-        self._wake()
-
-    def _wake(self) -> None:
+    def _ring(self) -> None:
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -87,14 +87,47 @@ class ElectionTask(enum.Enum):
     LOOK = "look"  # something may have changed
 
 
-class ElectionThread:
+class ElectionState:
+    """How far a candidate has come, and the reports to its listener that follow from that."""
+
+    _is_running = False  # wants to be elected, or is
+    _is_elected = False
+    _is_suspended = False
+    _token = 0
+
+    def _forget(self) -> None:
+        """Forget the place in the queue."""
+        self._is_elected = self._is_suspended = False
+
+    def _suspend(self, listener: ElectionListener) -> None:
+        """Report, once, that nobody knows whether the candidate still leads."""
+        if self._is_elected and not self._is_suspended:
+            self._is_suspended = True
+            listener.suspended()
+
+    def _lose(self, listener: ElectionListener) -> None:
+        """The place is gone. A waiting candidate campaigns again. A leader reports the loss, and waits for its
+        candidate."""
+        token, was_elected = self._token, self._is_elected
+        self._forget()
+        if was_elected:
+            self._is_running = False
+            listener.lost(token)
+
+    def _fail(self, listener: ElectionListener, failure: Exception, cause: Exception) -> None:
+        """This election can never elect anybody."""
+        self._is_running = False
+        failure.__cause__ = cause
+        listener.failed(failure)
+
+
+class ElectionThread(ElectionState):
     """An election with a thread of its own."""
 
     def __init__(self) -> None:
         self._notes: queue.SimpleQueue[ElectionTask] = queue.SimpleQueue()
         self._workers = Workers()
         self._listener: ElectionListener | None = None
-        self._is_running = False  # wants to be elected, or is
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -126,30 +159,27 @@ class ElectionThread:
     def _leave(self) -> None:
         """End. Nothing is called after this."""
 
-    # --- the thread --------------------------------------------------------------------------------------------------
+    # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _serve(self, listener: ElectionListener) -> None:
+        wait_s: float | None = None
         try:
-            self._serve_until_closed(listener)
+            while (note := self._next_note(wait_s)) is not ElectionTask.CLOSE:
+                if note is ElectionTask.CAMPAIGN:
+                    self._is_running = True
+                elif note is ElectionTask.RESIGN:
+                    self._is_running = False
+                    self._withdraw()
+                    listener.resigned()
+                wait_s = self._attend(listener) if self._is_running else None
+            self._is_running = False
+            self._withdraw()
+            self._leave()
         except Exception as error:  # a bug: otherwise nobody would ever be elected, silently
             listener.failed(error)
             raise
         finally:
             listener.closed()
-
-    def _serve_until_closed(self, listener: ElectionListener) -> None:
-        wait_s: float | None = None
-        while (note := self._next_note(wait_s)) is not ElectionTask.CLOSE:
-            if note is ElectionTask.CAMPAIGN:
-                self._is_running = True
-            elif note is ElectionTask.RESIGN:
-                self._is_running = False
-                self._withdraw()
-                listener.resigned()
-            wait_s = self._attend(listener) if self._is_running else None
-        self._is_running = False
-        self._withdraw()
-        self._leave()
 
     def _next_note(self, wait_s: float | None) -> ElectionTask | None:
         try:

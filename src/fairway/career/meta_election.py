@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from fairway.career.election import FOLDER, ElectionListener, ElectionTask
+from fairway.career.election import FOLDER, ElectionListener, ElectionState, ElectionTask
 from fairway.career.state_machine import Confirmation
 from fairway.errors import FairwayError, Misuse, Refused
 from fairway.lookup.registries import META, RemoteRegistry, parse_meta
@@ -57,7 +57,7 @@ class NoMetaElection(FairwayError):
     """The meta server cannot hold the election; the sentence says why."""
 
 
-class RegistryElection:
+class RegistryElection(ElectionState):
     """One candidate's place in a queue in a registry. Any thread may call it; it lives on the loop of `run`."""
 
     def __init__(self, connect: Callable[[], Awaitable[LeasedRegistry]], path: str, rng: Rng) -> None:
@@ -72,13 +72,9 @@ class RegistryElection:
         self._connecting: asyncio.Future[LeasedRegistry] | None = None
         self._watch: Watch | None = None
         self._watched = ""
-        self._is_running = False
-        self._is_elected = False
-        self._is_suspended = False
         self._is_over = False  # the session ended, and its nodes with it
         self._word = ""
         self._node = ""
-        self._token = 0
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
@@ -107,27 +103,24 @@ class RegistryElection:
     async def run(self, listener: ElectionListener) -> None:
         """Serve until closed."""
         self._loop = asyncio.get_running_loop()
+        wait_s: float | None = None
         try:
-            await self._run_until_closed(listener)
+            while (note := await self._next_note(wait_s)) is not ElectionTask.CLOSE:
+                if note is ElectionTask.CAMPAIGN:
+                    self._is_running = True
+                elif note is ElectionTask.RESIGN:
+                    self._is_running = False
+                    await self._withdraw()
+                    listener.resigned()
+                wait_s = await self._attend(listener) if self._is_running else None
+            self._is_running = False
+            await self._withdraw()
+            await self._drop()
         except Exception as error:  # a bug: otherwise nobody would ever be elected, silently
             listener.failed(error)
             raise
         finally:
             listener.closed()
-
-    async def _run_until_closed(self, listener: ElectionListener) -> None:
-        wait_s: float | None = None
-        while (note := await self._next_note(wait_s)) is not ElectionTask.CLOSE:
-            if note is ElectionTask.CAMPAIGN:
-                self._is_running = True
-            elif note is ElectionTask.RESIGN:
-                self._is_running = False
-                await self._withdraw()
-                listener.resigned()
-            wait_s = await self._attend(listener) if self._is_running else None
-        self._is_running = False
-        await self._withdraw()
-        await self._drop()
 
     async def _next_note(self, wait_s: float | None) -> ElectionTask | None:
         if not self._notes:
@@ -142,9 +135,8 @@ class RegistryElection:
         try:
             return await self._pursue(listener)
         except Refused as refused:
-            self._is_running = False
             await self._drop()
-            listener.failed(NoMetaElection(f"no election at {self._path}: {refused.sentence}"))
+            self._fail(listener, NoMetaElection(f"no election at {self._path}: {refused.sentence}"), refused)
             return None
         except FairwayError as error:
             _log.debug("election %s: %r, asked again soon", self._path, error)
@@ -181,11 +173,6 @@ class RegistryElection:
     def _session_is(self, state: SessionState) -> None:
         self._is_over = self._is_over or state is SessionState.OVER
         self._post(ElectionTask.LOOK)
-
-    def _suspend(self, listener: ElectionListener) -> None:
-        if self._is_elected and not self._is_suspended:
-            self._is_suspended = True
-            listener.suspended()
 
     # --- campaign, look, confirm -------------------------------------------------------------------------------------
 
@@ -243,15 +230,8 @@ class RegistryElection:
     # --- going -------------------------------------------------------------------------------------------------------
 
     def _lose(self, listener: ElectionListener) -> None:
-        """The node is gone. A waiting candidate campaigns again. A leader reports the loss, and waits for its
-        candidate."""
-        token, was_elected = self._token, self._is_elected
-        self._forget()
-        if was_elected:
-            self._is_running = False
-            listener.lost(token)
-        else:
-            self._post(ElectionTask.LOOK)
+        super()._lose(listener)
+        self._post(ElectionTask.LOOK)  # a leader that has lost does not run, and ignores the note
 
     async def _withdraw(self) -> None:
         """Leave the queue. If the node cannot be removed, end the session, which removes the node."""
@@ -279,9 +259,10 @@ class RegistryElection:
             await registry.close()
 
     def _forget(self) -> None:
+        super()._forget()
         self._unwatch()
         self._word = self._node = ""
-        self._is_elected = self._is_suspended = self._is_over = False
+        self._is_over = False
 
     def _unwatch(self) -> None:
         watch, self._watch, self._watched = self._watch, None, ""

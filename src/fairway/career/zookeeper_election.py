@@ -87,12 +87,7 @@ class ZooKeeperElection(ElectionThread):
         self.session_ms = float(session_ms)  # as requested; later as granted by the servers
         self._word = ""  # of this campaign
         self._node = ""
-        self._token = 0
-        self._is_elected = False
-        self._is_suspended = False
         self._is_session_over = False
-
-    # --- as an ElectionThread ----------------------------------------------------------------------------------------
 
     def _attend(self, listener: ElectionListener) -> float | None:
         from kazoo.exceptions import ConnectionLoss, KazooException, OperationTimeoutError, SessionExpiredError
@@ -104,10 +99,8 @@ class ZooKeeperElection(ElectionThread):
             _log.debug("election %s: %r, asked again soon", self._path, error)
             return _RETRY_S
         except KazooException as error:
-            self._is_running = False
-            failure = ElectionFailed(f"ZooKeeper refuses {self._path}: {type(error).__name__} {error}".rstrip())
-            failure.__cause__ = error
-            listener.failed(failure)
+            sentence = f"ZooKeeper refuses {self._path}: {type(error).__name__} {error}".rstrip()
+            self._fail(listener, ElectionFailed(sentence), error)
             return None
 
     def _pursue(self, listener: ElectionListener) -> float | None:
@@ -122,9 +115,7 @@ class ZooKeeperElection(ElectionThread):
         if not self._client.connected:
             if self._client.client_state == KeeperState.AUTH_FAILED:
                 raise AuthFailedError
-            if self._is_elected and not self._is_suspended:
-                self._is_suspended = True
-                listener.suspended()
+            self._suspend(listener)
             return None
         if self._is_elected:
             self._confirm(listener)
@@ -199,15 +190,6 @@ class ZooKeeperElection(ElectionThread):
 
     # --- going -------------------------------------------------------------------------------------------------------
 
-    def _lose(self, listener: ElectionListener) -> None:
-        """The node is gone. A waiting candidate campaigns again. A leader reports the loss, and waits for its
-        candidate."""
-        token, was_elected = self._token, self._is_elected
-        self._forget()
-        if was_elected:
-            self._is_running = False
-            listener.lost(token)
-
     def _withdraw(self) -> None:
         from kazoo.exceptions import KazooException, NoNodeError
         from kazoo.handlers.threading import KazooTimeoutError
@@ -228,8 +210,8 @@ class ZooKeeperElection(ElectionThread):
         self._drop_client()
 
     def _forget(self) -> None:
+        super()._forget()
         self._word = self._node = ""
-        self._is_elected = self._is_suspended = False
 
     # --- kazoo's client ----------------------------------------------------------------------------------------------
 

@@ -155,9 +155,6 @@ class SqlElection(ElectionThread):
         self._word = ""  # this candidacy's random mark in the column `holder`
         self._seen: _Row | None = None
         self._seen_ns = 0
-        self._token = 0
-        self._is_elected = False
-        self._is_suspended = False
         self._forget()
         self.table = new_table(
             table,
@@ -172,8 +169,6 @@ class SqlElection(ElectionThread):
         """Make the table where it is missing; all careers of a database share it."""
         make(self._engine, self.table)
 
-    # --- what ElectionThread calls -----------------------------------------------------------------------------------
-
     def _attend(self, listener: ElectionListener) -> float | None:
         try:
             if self._is_elected:
@@ -181,16 +176,14 @@ class SqlElection(ElectionThread):
             else:
                 self._look(listener)
         except ProgrammingError as error:  # no such table, or no permission: retrying does not help
-            self._fail(listener, error)
+            self._fail(listener, self._failure(error), error)
             return None
         except DBAPIError as error:
             if isinstance(error, OperationalError) and "no such table" in str(error.orig):  # SQLite's form of it
-                self._fail(listener, error)
+                self._fail(listener, self._failure(error), error)
                 return None
             _log.warning("election of %s: the database does not answer: %s", self._career, error.orig)
-            if self._is_elected and not self._is_suspended:
-                self._is_suspended = True
-                listener.suspended()
+            self._suspend(listener)
         return self._lease_ms / 1e3 / _LOOKS_PER_LEASE
 
     def _withdraw(self) -> None:
@@ -266,26 +259,20 @@ class SqlElection(ElectionThread):
         if self._hits(self._beat(self._token)):
             self._is_suspended = False
             listener.confirmed(self._confirmation(asked_ns))
-            return
-        token = self._token
-        self._forget()
-        self._is_running = False
-        listener.lost(token)
+        else:
+            self._lose(listener)
 
     def _confirmation(self, asked_ns: int) -> Confirmation:
         lease_ns = self._lease_ms * 1_000_000
         return Confirmation(self._token, asked_ns + int(_CERTAIN * lease_ns), asked_ns + lease_ns)
 
-    # --- going -------------------------------------------------------------------------------------------------------
+    # --- going --------------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
         """Choose a new mark for the next candidacy, which must not take an old row of this one for its own."""
-        self._is_elected = self._is_suspended = False
+        super()._forget()
         self._seen = None
         self._word = f"{self._rng.bits(96):024x}"
 
-    def _fail(self, listener: ElectionListener, error: DBAPIError) -> None:
-        self._is_running = False
-        failure = NoElection(f"the election of {self._career}: {error.orig}. `create()` makes its table")
-        failure.__cause__ = error
-        listener.failed(failure)
+    def _failure(self, error: DBAPIError) -> NoElection:
+        return NoElection(f"the election of {self._career}: {error.orig}. `create()` makes its table")

@@ -104,7 +104,8 @@ class InboxRows:
 
     def record(self, connection: Connection, place: InboxScope, names: Sequence[str], now_ms: int) -> set[str]:
         """Insert the names; returns those that were new. Callers sort the names, or two transactions may deadlock."""
-        rows = [self._row(place, name, now_ms) for name in names]
+        common: dict[str, Any] = {"subject": place.subject, "consumer_group": place.group, "recorded_ms": now_ms}
+        rows = [{**common, "message": name} for name in names]
         if len(rows) > 1 and connection.dialect.insert_returning:
             statement = insert_unless_there(self.table, connection.dialect).returning(self.table.c.message)
             return set(connection.execute(statement, rows).scalars())
@@ -127,14 +128,6 @@ class InboxRows:
         last = connection.execute(old.offset(most - 1).limit(1)).scalar_one_or_none()
         doomed = recorded < before_ms if last is None else recorded <= last
         return connection.execute(delete(self.table).where(doomed)).rowcount
-
-    def _row(self, place: InboxScope, name: str, now_ms: int) -> dict[str, Any]:
-        return {
-            "subject": place.subject,
-            "consumer_group": place.group,
-            "message": name,
-            "recorded_ms": now_ms,
-        }
 
     def _is_of(self, place: InboxScope) -> ColumnElement[bool]:
         return and_(self.table.c.subject == place.subject, self.table.c.consumer_group == place.group)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from fairway.errors import InvariantViolated, Refused, StoredRange
@@ -33,35 +34,22 @@ BUNDLE_MAX: Final = 100
 BUNDLE_BYTES_MAX: Final = 1 << 20
 
 
+@dataclass(slots=True, eq=False)
 class OutboxBatch:
     """One batch to send. The thread or loop that drives the line calls `settled` once; `settled` must not wait."""
 
-    __slots__ = (
-        "data", "fate", "group", "is_repeat", "is_resent", "lone", "secret", "sentence", "settled", "stored", "subject",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        subject: str,
-        data: bytes,
-        settled: Callable[[OutboxBatch], None] | None = None,
-        *,
-        is_resent: bool = False,
-        group: str = "",
-        lone: Lone | None = None,
-        secret: bytes = b"",
-    ) -> None:
-        self.subject = subject
-        self.secret = secret  # of its stream
-        self.group = group  # the only broker group that may get the batch; empty without a cluster
-        self.data = data
-        self.settled = settled
-        self.lone = lone  # set: the batch may be joined with others
-        self.is_resent = is_resent  # after a lost connection
-        self.fate: SendOutcome | None = None
-        self.sentence = ""
-        self.is_repeat = False  # the broker had the batch before
-        self.stored: tuple[StoredRange, ...] | None = None  # batches at its place, as far as the broker knows
+    subject: str
+    data: bytes
+    settled: Callable[[OutboxBatch], None] | None = None
+    _: KW_ONLY
+    is_resent: bool = False  # after a lost connection
+    group: str = ""  # the only broker group that may get the batch; empty without a cluster
+    lone: Lone | None = None  # set: the batch may be joined with others
+    secret: bytes = b""  # of its stream
+    fate: SendOutcome | None = None
+    sentence: str = ""
+    is_repeat: bool = False  # the broker had the batch before
+    stored: tuple[StoredRange, ...] | None = None  # batches at its place, as far as the broker knows
 
     @property
     def count(self) -> int:

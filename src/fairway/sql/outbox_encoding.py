@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import count, pairwise
@@ -46,18 +47,16 @@ class StreamRoute(NamedTuple):
     group: str = ""  # the broker group in a cluster; each group knows only its own streams
 
 
+@dataclass(slots=True, eq=False)
 class OutboxStream:
     """One producer id, with places from 0 on. `secret` proves to a broker who owns the stream; hexadecimal digits."""
 
-    __slots__ = ("is_left", "next", "producer_id", "route", "secret", "used_ns")
-
-    def __init__(self, route: StreamRoute, producer_id: int, secret: str | None = None) -> None:
-        self.route = route
-        self.producer_id = producer_id
-        self.secret = secret
-        self.next = 0
-        self.used_ns = 0
-        self.is_left = False  # never to be used again
+    route: StreamRoute
+    producer_id: int
+    secret: str | None = None
+    next: int = 0
+    used_ns: int = 0
+    is_left: bool = False  # never to be used again
 
 
 class Streams:
@@ -129,41 +128,26 @@ class Lone(NamedTuple):
         return self.stream == other.stream and self.place + 1 == other.place
 
 
+@dataclass(slots=True, eq=False)
 class OutboxRow:
     """A row of the table: one batch."""
 
-    __slots__ = (
-        "body", "created_ms", "error", "group", "id", "is_due", "lone", "messages", "place", "secret", "stream",
-        "subject", "wake_ms",
-    )  # fmt: skip
+    id: str
+    wake_ms: int
+    subject: str
+    messages: int
+    created_ms: int
+    stream: int | None
+    place: int | None
+    body: bytes
+    error: str | None = None
+    group: str | None = None  # the broker group, in a cluster
+    secret: str | None = None  # of its stream
+    lone: Lone | None = None  # the message, if this process made the row of one
+    is_due: bool = field(init=False)
 
-    def __init__(
-        self,
-        id: str,
-        wake_ms: int,
-        subject: str,
-        messages: int,
-        created_ms: int,
-        stream: int | None,
-        place: int | None,
-        body: bytes,
-        error: str | None = None,
-        group: str | None = None,
-        secret: str | None = None,
-    ) -> None:
-        self.id = id
-        self.wake_ms = wake_ms
-        self.subject = subject
-        self.messages = messages
-        self.created_ms = created_ms
-        self.stream = stream
-        self.place = place
-        self.body = body
-        self.error = error
-        self.group = group  # the broker group, in a cluster
-        self.secret = secret  # of its stream
-        self.lone: Lone | None = None  # the message, if this process made the row of one
-        self.is_due = batch.is_delayed(body)
+    def __post_init__(self) -> None:
+        self.is_due = batch.is_delayed(self.body)
 
     @property
     def values(self) -> tuple[str, int, str, int, int, int | None, int | None, bytes]:

@@ -179,14 +179,12 @@ class OutboxRows:
         form = self._form
         statement = form.piggyback.get(len(rows))
         if statement is None:
-            statement = form.piggyback[len(rows)] = self._statement(form, len(rows))
+            name = self._name.replace("%%", "%")  # SQLAlchemy doubles it for drivers that look for %s in the text
+            text = insert_text(name, "numeric_dollar", len(rows), columns=form.columns)
+            types, formats = zip(*(_BINARY[column] for column in form.columns), strict=True)
+            statement = PipelinedStatement(text.encode(), types * len(rows), formats * len(rows))
+            form.piggyback[len(rows)] = statement
         return PiggybackStatement(statement, [value for row in rows for value in self._binary(form, row)])
-
-    def _statement(self, form: _Form, rows: int) -> PipelinedStatement:
-        name = self._name.replace("%%", "%")  # SQLAlchemy doubles it for drivers that look for %s in the text
-        text = insert_text(name, "numeric_dollar", rows, columns=form.columns)
-        types, formats = zip(*(_BINARY[column] for column in form.columns), strict=True)
-        return PipelinedStatement(text.encode(), types * rows, formats * rows)
 
     def _binary(self, form: _Form, row: OutboxRow) -> tuple[bytes | None, ...]:
         place = (None, None) if row.stream is None or row.place is None else (_int8(row.stream), _int8(row.place))

@@ -247,11 +247,6 @@ class OutboxSender(_Sender[Link]):
         def new_link(line: Line, addresses: Sequence[BrokerAddress]) -> Link:
             return Link(line, addresses, clock, at_exit=at_exit)
 
-        def new_started_link(line: Line, addresses: Sequence[BrokerAddress]) -> Link:
-            link = new_link(line, addresses)
-            link.start()
-            return link
-
         def new_connection(goal: Goal) -> SyncServerConnection:
             return SyncServerConnection(goal, _OPTIONS, clock, rng, lambda line, goal: new_link(line, goal.addresses))
 
@@ -259,7 +254,10 @@ class OutboxSender(_Sender[Link]):
         if target.meta:
             super().__init__(_ClusterLegs(target.meta, clock, rng, linger_s, new_connection), clock)
         else:
-            super().__init__(_DirectLegs(target, clock, rng, linger_s, new_started_link, self._hang_up), clock)
+            legs = _DirectLegs(target, clock, rng, linger_s, new_link, self._hang_up)
+            super().__init__(legs, clock)
+            for leg in legs.all():
+                leg.link.start()
 
     def put(self, outbox_batches: Sequence[OutboxBatch]) -> None:
         """Send these batches. Batches without room are settled at once."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -139,15 +140,13 @@ def paramstyle_of(cursor: object) -> str:
 OutboxBatches = list[tuple[OutboxRow, OutboxStream | None]]  # None: a relay chooses one
 
 
+@dataclass(slots=True)
 class _Transaction:
     """The messages given on one connection since its transaction began."""
 
-    __slots__ = ("marks", "messages", "outbox_batches")
-
-    def __init__(self) -> None:
-        self.messages: list[OutboxMessage] = []
-        self.marks: dict[str, int] = {}  # by savepoint, the number of messages before it
-        self.outbox_batches: OutboxBatches = []  # the rows made of the messages, whose commit is under way
+    messages: list[OutboxMessage] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)  # by savepoint, the number of messages before it
+    outbox_batches: OutboxBatches = field(default_factory=list)  # made of the messages, whose commit is under way
 
 
 class OutboxWriter:
@@ -241,7 +240,8 @@ class OutboxWriter:
                 f"{shown(self._engine.url)}: make the Outbox with the same engine, or give the session's "
                 'connection to it, session.connection(bind_arguments={"bind": engine})'
             )
-        if _is_autocommit(connection):
+        level = connection.get_execution_options().get("isolation_level")
+        if (level or getattr(connection.dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT":
             raise Misuse(
                 "the connection is in AUTOCOMMIT: there is no transaction that a message could be a part of; use "
                 "another isolation level"
@@ -338,10 +338,3 @@ class OutboxWriter:
         """A connection went back to a pool that does not reset connections, without commit or rollback."""
         if record is not None and self in record.info:
             self.forget(record.info)
-
-
-def _is_autocommit(connection: Connection) -> bool:
-    chosen = connection.get_execution_options().get("isolation_level")
-    if chosen is None:
-        chosen = getattr(connection.dialect, "_on_connect_isolation_level", None)
-    return chosen == "AUTOCOMMIT"

@@ -431,12 +431,8 @@ def _problem(row: OutboxRow, picker: Picker | None) -> str:
             f"broker group {row.group}, which alone can tell whether it is stored, is not in this cluster any more: "
             "`fairway outbox retry` sends it to another, perhaps for the second time"
         )
-    return _damage(row)
-
-
-def _damage(row: OutboxRow) -> str:
-    """What is wrong with the row's bytes. A broker would end the connection for them, and fail the other batches
-    too."""
+    # What is wrong with the row's bytes. A broker would end the connection for them, and fail the
+    # other batches too.
     try:
         header = batch.decode(row.body).header
     except RemoteProtocolError as error:

@@ -11,6 +11,7 @@ the connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from fairway.client.url import BrokerAddress
@@ -68,16 +69,14 @@ class Fixed(Finder):
         return self._addresses
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request, and its outcome."""
 
-    __slots__ = ("attachments", "correlation", "message", "outcome")
-
-    def __init__(self, message: ControlMessage, attachments: Sequence[Bytes]) -> None:
-        self.message = message
-        self.attachments = attachments
-        self.correlation = 0
-        self.outcome: ResponseReceived | Refused | None = None
+    message: ControlMessage
+    attachments: Sequence[Bytes]
+    correlation: int = 0
+    outcome: ResponseReceived | Refused | None = None
 
     def is_answered(self) -> bool:
         return self.outcome is not None

@@ -134,12 +134,11 @@ class Walk(NamedTuple):
     columns: Columns
 
 
+@dataclass
 class DelayedSplit(InputPartition):
     """A task."""
 
-    def __init__(self, walk: Walk) -> None:
-        super().__init__(walk)
-        self.walk = walk
+    walk: Walk
 
 
 class DelayedReader(DataSourceReader):

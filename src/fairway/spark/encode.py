@@ -104,12 +104,9 @@ class Encoder:
         if self._has("id"):
             self._flags |= layout.IDS
             self._section.append(parse_column(self._rows.column("id")).tobytes())
-        if self._has("tags"):
-            self._tags()
-        if self._has("headers"):
-            self._headers()
-        if self._has("created_at"):
-            self._created_at()
+        for name, write in (("tags", self._tags), ("headers", self._headers), ("created_at", self._created_at)):
+            if self._has(name):
+                write()
         return self._sealed(producer_id, first_sequence)
 
     def _has(self, name: str) -> bool:

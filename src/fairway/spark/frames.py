@@ -165,10 +165,7 @@ class Framer:
         counts = np.array([part.rows for part in parts], np.int64)
         columns = _Derived(self._subject, self._broker_group, parts, counts, int(counts.sum()))
         frame = pa.RecordBatch.from_arrays([columns.column(name) for name in self._names], schema=self._schema)
-        return self._sifted(frame, columns)
-
-    def _sifted(self, frame: pa.RecordBatch, columns: _Derived) -> pa.RecordBatch:
-        """The rows that the row filter lets through."""
+        # The rows that the row filter lets through.
         keys, tags, is_keyed = self._row_filter
         masks = []
         if keys is not None:

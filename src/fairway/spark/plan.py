@@ -49,7 +49,7 @@ class BrokerSession:
     def __init__(self, place: ServerGroupAddress) -> None:
         self._place = place
         self.caller = caller_to(place)
-        self._steering = self.caller if not place.is_replica else caller_to(place.of_master)
+        self._steering = self.caller if not place.is_replica else caller_to(place._replace(is_replica=False))
         self._polls: dict[str, Ticket] = {}
         self._absent: set[str] = set()  # subjects with nothing stored here, for which the broker refuses to wait
         self.log = LogId(0, 0)
@@ -57,8 +57,6 @@ class BrokerSession:
     def close(self) -> None:
         self.caller.close()
         self._steering.close()
-
-    # --- subjects ----------------------------------------------------------------------------------------------------
 
     def extents(self, asked: str | None = None) -> dict[str, SubjectExtent]:
         """The extents of every subject, or of one."""
@@ -84,8 +82,6 @@ class BrokerSession:
         self.log = LogId(page.broker.log_id, page.broker.epoch)
         return page
 
-    # --- places ------------------------------------------------------------------------------------------------------
-
     def scanned(self, subject: str, ticket: Ticket) -> Scanned:
         try:
             return self.caller.take(ticket, Scanned)[0]
@@ -108,11 +104,10 @@ class BrokerSession:
         return min(at, end)
 
     def awaited(self, subject: str, end: int) -> int:
-        """Wait until this copy has the subject up to `end`; returns where the subject ends here by then."""
+        """Wait until this copy has the subject up to `end`; returns where the subject ends here by then. 0: there is no
+        other copy that could know."""
         wait_s = self._place.waits_s
         return awaited(self.caller, subject, end, self.log.id, wait_s) if wait_s else 0
-
-    # --- waiting -----------------------------------------------------------------------------------------------------
 
     def poll(self, ends: Mapping[str, int], wait_ms: int) -> list[Ticket]:
         """Requests that the broker answers when a subject has something behind its end. There is one per subject, kept
@@ -128,8 +123,6 @@ class BrokerSession:
             if name not in self._polls:
                 self._polls[name] = self.caller.put(Scan(name, Whence.SEQUENCE, ends[name], None, 0, None, wait_ms))
         return list(self._polls.values())
-
-    # --- the query's group -------------------------------------------------------------------------------------------
 
     def hold(self, subject: str, group: str, place: Where) -> int:
         """The group's cursor on the subject. A missing group is made, with its cursor at `place`."""
@@ -216,11 +209,6 @@ class BasePlanner(Generic[BrokerT]):
         """The logs of the broker groups that were asked so far."""
         return {group: each.log for group, each in self._brokers.items() if each.log.id}
 
-    def place(self, group: str) -> ServerGroupAddress:
-        return self._options.place(group)
-
-    # --- subjects ----------------------------------------------------------------------------------------------------
-
     def extents(self) -> dict[SubjectPart, SubjectExtent]:
         """The extents of the subjects that the options mean, in the order of their names."""
         return self._alone() if self.server_groups is None else self._in_cluster(self.server_groups)
@@ -286,8 +274,6 @@ class BasePlanner(Generic[BrokerT]):
     def _is_matched(self, name: str) -> bool:
         return any(matches(name, pattern) for pattern in self._options.patterns)
 
-    # --- places ------------------------------------------------------------------------------------------------------
-
     def resolve(self, places: Mapping[SubjectPart, Where]) -> dict[SubjectPart, int]:
         """The sequences that these places stand for now."""
         tickets = {
@@ -313,16 +299,6 @@ class BasePlanner(Generic[BrokerT]):
             measured.append(each._replace(message_bytes=mean))
         return measured
 
-    def reach(self, part: SubjectPart, begin: int, end: int, bytes_max: int) -> int:
-        """The sequence up to which there are `bytes_max` bytes: whole batches, and at least one."""
-        return self.broker(part.broker_group).reach(part.subject, begin, end, bytes_max)
-
-    def awaited(self, part: SubjectPart, end: int) -> int:
-        """Where a subject ends that was seen to end later; 0: there is no other copy that could know."""
-        return self.broker(part.broker_group).awaited(part.subject, end)
-
-    # --- waiting -----------------------------------------------------------------------------------------------------
-
     def wait(self, ends: Mapping[SubjectPart, int], wait_ms: int) -> None:
         """Wait until something is stored behind one of these ends, or for `wait_ms`."""
         of: dict[str, dict[str, int]] = {}
@@ -333,16 +309,6 @@ class BasePlanner(Generic[BrokerT]):
             wait_any_of(waits, wait_ms / 1_000)
         else:
             host.sleep(wait_ms / 1_000)  # no subject matches the patterns yet
-
-    # --- the query's group -------------------------------------------------------------------------------------------
-
-    def hold(self, part: SubjectPart, group: str, place: Where) -> int:
-        """The group's cursor on the subject. A missing group is made, with its cursor at `place`."""
-        return self.broker(part.broker_group).hold(part.subject, group, place)
-
-    def progress(self, part: SubjectPart, group: str, sequence: int) -> None:
-        """Move the cursor: the query is done with everything below `sequence`."""
-        self.broker(part.broker_group).progress(part.subject, group, sequence)
 
 
 class Planner(BasePlanner[BrokerSession]):

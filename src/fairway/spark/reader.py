@@ -7,6 +7,7 @@ the next scan before it makes frames of the last.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -56,13 +57,12 @@ class ReadJob(NamedTuple):
     fail_on_data_loss: bool
 
 
+@dataclass
 class ReadSplit(InputPartition):
     """A task."""
 
-    def __init__(self, job: ReadJob, ranges: tuple[ScanRange, ...]) -> None:
-        super().__init__(ranges)
-        self.job = job
-        self.ranges = ranges
+    job: ReadJob
+    ranges: tuple[ScanRange, ...]
 
 
 def cut(ranges: Iterable[ScanRange], min_partitions: int | None) -> list[tuple[ScanRange, ...]]:

@@ -57,19 +57,17 @@ class ServerGroupAddress(NamedTuple):
         """How long to wait for a copy that shows less than another copy has shown."""
         return min(self.patience_s, _WAITS_S) if self.has_copies else 0
 
-    @property
-    def of_master(self) -> ServerGroupAddress:
-        return self._replace(is_replica=False)
-
 
 def caller_to(place: ServerGroupAddress) -> BlockingClient:
     """A conversation with the group at that address."""
     target = urls.parse_any(place.url)
-    finder: Finder = Fixed(target.brokers)
+    finder: Finder
     if target.meta:
         finder = _Routed(target.meta, place.broker_group, place.is_replica)
     elif len(target.brokers) > 1:
         finder = _Listed(target.brokers, place.is_replica)
+    else:
+        finder = Fixed(target.brokers)
     return BlockingClient(finder, place.patience_s)
 
 

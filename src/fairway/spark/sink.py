@@ -271,21 +271,15 @@ def _task(query: str, batch: int) -> TaskIdentity:
     return TaskIdentity(query, batch, context.partitionId() if context is not None else 0)
 
 
-class MicroBatch(NamedTuple):
-    """The micro-batch of a streaming query that a task works for."""
-
-    query: str
-    number: int
-
-
-def _micro_batch() -> MicroBatch | None:
-    """The micro-batch, from properties that tasks inherit from the query's thread: for `writeStream`, and for a write
-    in `foreachBatch` by the thread that Spark calls. None: there is no query, or Spark gives no properties."""
+def _micro_batch() -> tuple[str, int] | None:
+    """The query and the micro-batch of a task, from properties that tasks inherit from the query's thread: for
+    `writeStream`, and for a write in `foreachBatch` by the thread that Spark calls. None: there is no query, or Spark
+    gives no properties."""
     context = TaskContext.get()
     if context is None:
         return None
     query, number = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
-    return None if query is None or number is None else MicroBatch(query, int(number))
+    return None if query is None or number is None else (query, int(number))
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -305,7 +299,7 @@ class BatchWriter(DataSourceArrowWriter):
         if batch is None:
             identity = _task(f"write\0{self._write_id}", 0)
             return _Writing(self._options, self._columns, identity, self._created_ms).write(iterator)
-        identity = _task(f"query\0{batch.query}", batch.number)
+        identity = _task(f"query\0{batch[0]}", batch[1])
         try:
             return _Writing(self._options, self._columns, identity, 0).write(iterator)
         except NotTheSame as error:
@@ -335,7 +329,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise FairwayError(
                 "this Spark does not say which query and micro-batch a task belongs to: use 4.2 or later"
             )
-        identity = _task(f"query\0{self._options.write_id or batch.query}", batch.number)
+        identity = _task(f"query\0{self._options.write_id or batch[0]}", batch[1])
         return _Writing(self._options, self._columns, identity, 0).write(iterator)
 
     def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
@@ -449,8 +443,7 @@ class GroupConnections:
         """The connection for a stream, to a broker or a delay server. `request` is the request of its batches."""
         is_pinned = False
         if self._server_groups is not None:
-            pin = _Pin(self._server_groups, self._caller, stream_id, request, is_due)
-            group, is_pinned = pin.find(probe, self._server_groups.now_ns + self._patience_s * NS)
+            group, is_pinned = self._found(self._server_groups, stream_id, request, probe, is_due=is_due)
             place = self._place(group)
         elif is_due:
             place = delay_places(self._url, self._patience_s)[0]
@@ -487,32 +480,26 @@ class GroupConnections:
         if self._server_groups is not None:
             self._server_groups.close()
 
+    # --- the group of a stream -------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class _Pin:
-    """Finds the broker group of one stream."""
-
-    server_groups: ServerGroups
-    caller: Callable[[str], BlockingClient]
-    stream_id: int
-    request: Produce
-    is_due: bool
-
-    def find(self, probe: Callable[[], bytes], until_ns: int) -> tuple[str, bool]:
+    def _found(
+        self, known: ServerGroups, stream_id: int, request: Produce, probe: Callable[[], bytes], *, is_due: bool
+    ) -> tuple[str, bool]:
         """The group that remembers the stream, or else one that takes it; and whether the group remembers it."""
+        until_ns = known.now_ns + self._patience_s * NS
         while True:
-            route = self.server_groups.receivers(self.request.subject, is_due=self.is_due)
+            route = known.receivers(request.subject, is_due=is_due)
             if len(route.groups) == 1 and route.writable:
                 return route.groups[0], False
-            if route.groups:
-                found = self._among(route, probe())
-                if found is not None:
-                    return found
-            self._wait(route, until_ns)
+            if route.groups and (found := self._among(route, stream_id, request, probe())) is not None:
+                return found
+            if known.now_ns > until_ns:
+                raise FairwayError(f"nobody takes messages to {request.subject} at {known.where}: {route.why}")
+            host.sleep(_NAP_S)
 
-    def _among(self, route: SubjectRoute, probe: bytes) -> tuple[str, bool] | None:
+    def _among(self, route: SubjectRoute, stream_id: int, request: Produce, probe: bytes) -> tuple[str, bool] | None:
         """The group, and whether it remembers the stream; None: no group takes messages now."""
-        answers = {group: self._answer(self.caller(group), probe) for group in route.groups}
+        answers = {group: self._answer(self._caller(group), request, probe) for group in route.groups}
         remembering = [group for group, code in answers.items() if code in _REMEMBERED]
         if remembering:
             return remembering[0], True
@@ -520,12 +507,12 @@ class _Pin:
         if not here:  # every group will refuse the batches with its reason
             return route.groups[0], False
         able = [group for group in route.writable if group in here]
-        return (chosen(self.stream_id, able), False) if able else None
+        return (chosen(stream_id, able), False) if able else None
 
-    def _answer(self, caller: BlockingClient, probe: bytes) -> Code:
+    def _answer(self, caller: BlockingClient, request: Produce, probe: bytes) -> Code:
         since_ns = caller.now_ns
-        request = Produce(self.request.subject, is_pinned=True, secret=self.request.secret)
-        ticket = caller.put(request, [probe])  # pinned, so that a drained group answers too
+        pinned = Produce(request.subject, is_pinned=True, secret=request.secret)  # so that a drained group answers too
+        ticket = caller.put(pinned, [probe])
         while True:
             outcome = caller.outcome(ticket)
             if not isinstance(outcome, Refused):
@@ -536,13 +523,6 @@ class _Pin:
                 raise explained(outcome, ticket.message)
             caller.pause(outcome, since_ns)
             caller.resend([ticket])
-
-    def _wait(self, route: SubjectRoute, until_ns: int) -> None:
-        if self.server_groups.now_ns > until_ns:
-            raise FairwayError(
-                f"nobody takes messages to {self.request.subject} at {self.server_groups.where}: {route.why}"
-            )
-        host.sleep(_NAP_S)
 
 
 def chosen(stream_id: int, groups: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -45,8 +46,6 @@ from fairway.spark.server_groups import SubjectPart
 from fairway.spark.session import IS_PUSHED_BY_SCAN
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from fairway.spark.sink import BatchWriter, StreamWriter
     from fairway.spark.stream import StreamReader
 

@@ -19,8 +19,9 @@ the query still needs. A stream that has caught up waits in that call for the ne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -39,10 +40,6 @@ from fairway.spark.plan import LogId, Planner, SubjectExtent
 from fairway.spark.reader import ReadJob, ReadSplit, ScanRange
 from fairway.spark.server_groups import BROKER_GROUP, SubjectPart
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 ALONE: Final = 1  # the version of offsets of one broker
 CLUSTER: Final = 2
 
@@ -56,17 +53,10 @@ class Offset(NamedTuple):
     sequences: Mapping[SubjectPart, int]
 
     def to_json(self) -> dict[str, Any]:
-        if set(self.logs) != {BROKER_GROUP}:
-            return self._of_cluster()
-        log = self.logs[BROKER_GROUP]
-        return {
-            "fairway": ALONE,
-            "log": f"{log.id:016x}",
-            "epoch": log.epoch,
-            "subjects": {part.subject: self.sequences[part] for part in sorted(self.sequences)},
-        }
-
-    def _of_cluster(self) -> dict[str, Any]:
+        if set(self.logs) == {BROKER_GROUP}:
+            log = self.logs[BROKER_GROUP]
+            alone = {part.subject: self.sequences[part] for part in sorted(self.sequences)}
+            return {"fairway": ALONE, "log": f"{log.id:016x}", "epoch": log.epoch, "subjects": alone}
         subjects: dict[str, dict[str, int]] = {}
         for part in sorted(self.sequences):
             subjects.setdefault(part.subject, {})[part.broker_group] = self.sequences[part]
@@ -144,12 +134,36 @@ def shares(backlogs: Mapping[T, int], total: int) -> dict[T, int]:
     return given
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class BaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What the readers of messages and of events have in common."""
+
+    def __init__(self, options: ReadOptions, rows_per_trigger: int | None) -> None:
+        if options.has_ending:
+            raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
+        self._rows_max, self._bytes_max = rows_per_trigger, options.bytes_per_trigger
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._rows_max is not None:
+            return ReadMaxRows(self._rows_max)
+        return ReadAllAvailable() if self._bytes_max is None else ReadMaxBytes(self._bytes_max)
+
+    def bounds(self, limit: ReadLimit) -> tuple[int | None, int | None]:
+        """The most rows and the most bytes of a micro-batch, by Spark's limit and by the options; None: no bound."""
+        if isinstance(limit, ReadAllAvailable):
+            return None, None
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows_max
+        return rows_max, limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._bytes_max
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: `latestOffset` has moved the query's group, and Spark calls this one batch late. Logs keep their
+        events anyway."""
+
+
+class StreamReader(BaseStreamReader):
     """`readStream.format("fairway")`."""
 
     def __init__(self, options: ReadOptions, schema_: StructType) -> None:
-        if options.has_ending:
-            raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
+        super().__init__(options, options.messages_per_trigger)
         self._options = options
         self._columns = frames.columns_of(schema_)
         self._planner: Planner | None = None
@@ -169,8 +183,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._initial is None:
-            extents = self._extents()
-            begins = self._begins(extents)
+            begins = self._begins(self._extents())
             self._initial = Offset(self._look.logs, begins)
         return self._initial.to_json()
 
@@ -188,7 +201,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         begins = self._look.resolve({part: place for part, place in places.items() if place != LATEST})
         if group is not None:
-            begins |= {part: self._look.hold(part, group, LATEST) for part in floating}
+            for part in floating:
+                begins[part] = self._look.broker(part.broker_group).hold(part.subject, group, LATEST)
         for part, begin in begins.items():
             if begin < extents[part].first and self._options.fail_on_data_loss:
                 raise reader.lost(part.subject, begin, extents[part].first)
@@ -196,13 +210,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._extents()
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._options.messages_per_trigger is not None:
-            return ReadMaxRows(self._options.messages_per_trigger)
-        if self._options.bytes_per_trigger is not None:
-            return ReadMaxBytes(self._options.bytes_per_trigger)
-        return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """The newest offset, for Spark's own measure of how far a query is behind."""
@@ -250,7 +257,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return extent.first
         end = extent.end
         if at > end:
-            end = max(end, self._look.awaited(part, at))
+            end = max(end, self._look.broker(part.broker_group).awaited(part.subject, at))
         if at > end and is_strict:
             raise reader.cut_short(part.subject, end, at)
         return min(at, end)
@@ -260,11 +267,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is None:
             return
         for part in extents:
-            sequence = done.sequences[part]
+            broker, sequence = self._look.broker(part.broker_group), done.sequences[part]
             if self._noted.get(part) != sequence:
                 if part not in self._noted:
-                    self._look.hold(part, group, EARLIEST)  # makes the group if need be, and refuses one with consumers
-                self._look.progress(part, group, sequence)
+                    broker.hold(part.subject, group, EARLIEST)  # makes a group if need be, and refuses consumers
+                broker.progress(part.subject, group, sequence)
                 self._noted[part] = sequence
 
     def _ends(
@@ -278,13 +285,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         sequences = begin.sequences
         backlogs = _backlogs(begin, extents)
         ends = {part: max(extents[part].end, sequences.get(part, 0)) for part in extents}
-        is_all = isinstance(limit, ReadAllAvailable)
-        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_per_trigger
-        if rows_max is not None and not is_all:
+        rows_max, bytes_max = self.bounds(limit)
+        if rows_max is not None:
             given = shares(backlogs, rows_max)
             ends = {part: sequences.get(part, 0) + given.get(part, 0) for part in ends}
-        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_trigger
-        if bytes_max is not None and not is_all:
+        if bytes_max is not None:
             ends = self._within_bytes(sequences, ends, bytes_max)
         return ends
 
@@ -294,7 +299,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Cut the ends down to so many bytes, shared among the subjects: whole batches, at least one of each."""
         busy = [part for part, end in ends.items() if end > begins.get(part, 0)]
         share = max(bytes_max // max(len(busy), 1), 1)
-        cut = {part: self._look.reach(part, begins.get(part, 0), ends[part], share) for part in busy}
+        cut = {
+            part: self._look.broker(part.broker_group).reach(part.subject, begins.get(part, 0), ends[part], share)
+            for part in busy
+        }
         return {**ends, **cut}
 
     # --- a micro-batch -----------------------------------------------------------------------------------------------
@@ -312,22 +320,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         measured = self._look.measured([each for each in ranges if each.end > each.begin])
         tasks = reader.cut(measured, self._options.min_partitions)
-        return [ReadSplit(self._job(each[0].broker_group, until, others), each) for each in tasks]
-
-    def _job(self, group: str, until: Offset, others: frozenset[str]) -> ReadJob:
-        return ReadJob(
-            self._look.place(group),
-            until.logs[group].id,
-            self._columns,
-            RowFilter(self._options.keys, self._options.tags),
-            self._options.fail_on_data_loss and group not in others,
-        )
+        row_filter, is_strict = RowFilter(self._options.keys, self._options.tags), self._options.fail_on_data_loss
+        jobs = {
+            group: ReadJob(
+                self._options.place(group), log.id, self._columns, row_filter, is_strict and group not in others
+            )
+            for group, log in until.logs.items()
+        }
+        return [ReadSplit(jobs[each[0].broker_group], each) for each in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return reader.read(partition) if isinstance(partition, ReadSplit) else iter(())
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: `latestOffset` has moved the group, and Spark calls this one batch late."""
 
     def stop(self) -> None:
         if self._planner is not None:

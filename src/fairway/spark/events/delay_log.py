@@ -9,6 +9,7 @@ servers, the column has the name of the group whose log it is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -64,13 +65,12 @@ class DelayJob(NamedTuple):
     is_strict: bool
 
 
+@dataclass
 class DelaySplit(InputPartition):
     """A task: a stretch of one log."""
 
-    def __init__(self, job: DelayJob, wanted: ScanRange) -> None:
-        super().__init__(wanted)
-        self.job = job
-        self.wanted = wanted
+    job: DelayJob
+    wanted: ScanRange
 
 
 def places_of(options: EventOptions) -> dict[str, ServerGroupAddress]:

@@ -8,15 +8,16 @@ runs in a task: it reads stretches of the action log, and of the indexes of subj
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from fairway.client import action_log_reader
-from fairway.client.action_log_reader import Answer, AskNames, NameResolver, Resolver
+from fairway.client.action_log_reader import Answer, NameResolver, Resolver
 from fairway.errors import FairwayError, Misuse, Refused
-from fairway.protocol.admin_messages import Depth, Describe, Described, Index, Indexed, Named, Names, Retrace, Retraced
+from fairway.protocol.admin_messages import Depth, Describe, Described, Index, Indexed, Named, Retrace, Retraced
 from fairway.protocol.messages import Whence
 from fairway.runtime.host import spare_the_collector
 from fairway.spark.connection import NS, BlockingClient, Ticket, wait_any_of
@@ -59,15 +60,6 @@ class SparkActionLogReader(action_log_reader.ActionLogReader):
             f"the action log is damaged at position {position} ({why}): `fairway verify` shows how much is. Begin "
             f"later (option starting), {_ACCEPT}"
         )
-
-
-def asking(caller: BlockingClient) -> AskNames:
-    """A function by which a task asks the broker for names."""
-
-    def ask(asked: Names) -> Named:
-        return caller.ask(asked, Named)
-
-    return ask
 
 
 # Per message in an index: a batch has about ten. A wrong estimate only makes tasks larger or smaller.
@@ -154,16 +146,16 @@ class EventPlanner(BasePlanner[EventBroker]):
 
     def extents(self) -> dict[SubjectPart, SubjectExtent]:
         # With delayed messages a named subject need not exist yet: nothing may have been delivered to it so far.
-        stored = self._everything() if self._has_delayed else super().extents()
+        if self._has_delayed:
+            groups = [BROKER_GROUP] if self.server_groups is None else list(self.server_groups.groups())
+            stored = {
+                SubjectPart(name, group): extent
+                for group in groups
+                for name, extent in self.broker(group).extents().items()
+            }
+        else:
+            stored = super().extents()
         return {part: stored[part] for part in sorted(stored) if is_meant(part.subject, self._options.subjects)}
-
-    def _everything(self) -> dict[SubjectPart, SubjectExtent]:
-        groups = [BROKER_GROUP] if self.server_groups is None else list(self.server_groups.groups())
-        return {
-            SubjectPart(name, group): extent
-            for group in groups
-            for name, extent in self.broker(group).extents().items()
-        }
 
     def groups(self, parts: Mapping[SubjectPart, SubjectExtent]) -> list[str]:
         """The broker groups that hold any of these subjects; for a single broker its only group."""
@@ -216,13 +208,12 @@ class EventJob(NamedTuple):
     is_strict: bool
 
 
+@dataclass
 class EventSplit(InputPartition):
     """A task."""
 
-    def __init__(self, job: EventJob, ranges: tuple[ScanRange, ...]) -> None:
-        super().__init__(ranges)
-        self.job = job
-        self.ranges = ranges
+    job: EventJob
+    ranges: tuple[ScanRange, ...]
 
 
 def read(split: EventSplit) -> Iterator[pa.RecordBatch]:
@@ -254,7 +245,10 @@ def _actions(caller: BlockingClient, job: EventJob, wanted: ScanRange) -> Iterat
     log = SparkActionLogReader(caller, job.actions_id, is_strict=job.is_strict)
     names = NameResolver()
     resolver = Resolver(
-        asking(caller), SparkActionLogReader(caller, job.actions_id, is_strict=False), names, wanted.begin
+        lambda asked: caller.ask(asked, Named),
+        SparkActionLogReader(caller, job.actions_id, is_strict=False),
+        names,
+        wanted.begin,
     )
     meant = EventFilter(job.groups, lambda name: is_meant(name, job.subjects))
     framer = ActionFramer(wanted.broker_group, job.columns, meant, names, resolver.resolve)

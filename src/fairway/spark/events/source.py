@@ -17,15 +17,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
@@ -42,10 +39,6 @@ from fairway.spark.reader import ScanRange
 from fairway.spark.server_groups import BROKER_GROUP, ServerGroupAddress, SubjectPart
 from fairway.spark.stream import ALONE, CLUSTER
 from fairway.storage.index_file import ENTRY_BYTES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 NAME: Final = "fairway.events"
 _DELAY: Final = "delay"
@@ -173,7 +166,7 @@ class EventReader(DataSourceReader):
             ends = planner.resolve(dict.fromkeys(parts, options.ending))
             ranges = [of_subject(part.subject, begins[part], ends[part], group) for part in parts]
         ids = actions_id, broker.log.id
-        return _splits(_job(options, self._columns, planner.place(group), ids, is_strict=True), ranges, pieces)
+        return _splits(_job(options, self._columns, options.read.place(group), ids, is_strict=True), ranges, pieces)
 
     def _delayed(self) -> list[InputPartition]:
         options = self._options
@@ -193,12 +186,11 @@ class EventReader(DataSourceReader):
         return _read(partition)
 
 
-class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class EventStreamReader(stream.BaseStreamReader):
     """`readStream.format("fairway.events")`."""
 
     def __init__(self, options: EventOptions, schema: StructType) -> None:
-        if options.read.has_ending:
-            raise Misuse("a stream has no ending: leave the option out, or read it as a batch (spark.read)")
+        super().__init__(options.read, options.events_per_trigger)
         self._options = options
         self._columns = frames.columns_of(schema)
         self._planner: EventPlanner | None = None
@@ -230,17 +222,15 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._initial is None:
             seen, starting = self._end(), self._begin()
-            groups = {name: self._beginning(name, each, starting) for name, each in seen.groups.items()}
+            groups = {}
+            for group, each in seen.groups.items():
+                parts = [SubjectPart(name, group) for name in each.sequences]
+                begins = self._look.resolve(dict.fromkeys(parts, starting))
+                sequences = {part.subject: at for part, at in begins.items()}
+                position = self._look.broker(group).position(starting)
+                groups[group] = each._replace(position=position, sequences=sequences)
             self._initial = EventOffset(groups, self._delay_places(starting))
         return self._initial.to_json()
-
-    def _beginning(self, group: str, seen: LogsPlace, starting: Where) -> LogsPlace:
-        parts = [SubjectPart(name, group) for name in seen.sequences]
-        begins = self._look.resolve(dict.fromkeys(parts, starting))
-        return seen._replace(
-            position=self._look.broker(group).position(starting),
-            sequences={part.subject: at for part, at in begins.items()},
-        )
 
     def _begin(self) -> Where:
         """Where a query without a checkpoint begins. The broker keeps LATEST from the first time on. If LATEST were
@@ -261,12 +251,6 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._end()
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        if self._options.events_per_trigger is not None:
-            return ReadMaxRows(self._options.events_per_trigger)
-        bytes_max = self._options.read.bytes_per_trigger
-        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
-
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return None if self._seen is None else self._seen.to_json()
 
@@ -281,17 +265,12 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._look.wait_for_any(waits, self._options.read.poll_ms)
             self._end()
             end = self._until(begin)
-        end = self._limited(begin, end, limit)
-        return start if end == begin else end.to_json()
-
-    def _limited(self, begin: EventOffset, end: EventOffset, limit: ReadLimit) -> EventOffset:
-        if isinstance(limit, ReadAllAvailable):
-            return end
-        bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.read.bytes_per_trigger
+        rows_max, bytes_max = self.bounds(limit)
         if bytes_max is not None:
             end = self._within(begin, end, bytes_max)
-        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.events_per_trigger
-        return end if rows_max is None else self._within_rows(begin, end, rows_max)
+        if rows_max is not None:
+            end = self._within_rows(begin, end, rows_max)
+        return start if end == begin else end.to_json()
 
     def _end(self) -> EventOffset:
         """Where all logs end now."""
@@ -433,14 +412,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         firsts = self._look.resolve(dict.fromkeys(new, EARLIEST))
         begins = {**{part.subject: at for part, at in firsts.items()}, **begin.sequences}
         ranges = [of_subject(name, begins[name], at, group) for name, at in until.sequences.items()]
-        job = _job(self._options, self._columns, self._look.place(group), until.ids, is_strict=is_strict)
+        job = _job(self._options, self._columns, self._options.read.place(group), until.ids, is_strict=is_strict)
         return _splits(job, ranges, pieces)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the logs keep their events anyway."""
 
     def stop(self) -> None:
         for each in (self._planner, self._delay_planner):

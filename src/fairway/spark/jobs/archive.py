@@ -308,10 +308,13 @@ class _ArchiveRun:
         planned = {}
         for part, extent in extents.items():
             done = self._commits.state.end(*self._own(part)) or 0
-            if done > extent.end:  # on the copy that was asked now
-                extent = extent._replace(end=max(extent.end, self._planner.awaited(part, done)))  # noqa: PLW2901
-            begin = resumed(self._commits.state, part, extent, self._log_id(part), self._options)
-            end = extent.end if self._target is None else min(extent.end, self._target.get(part, 0))
+            end = extent.end
+            if done > end:  # on the copy that was asked now
+                end = max(end, self._planner.broker(part.broker_group).awaited(part.subject, done))
+            begin = resumed(
+                self._commits.state, part, SubjectExtent(extent.first, end), self._log_id(part), self._options
+            )
+            end = end if self._target is None else min(end, self._target.get(part, 0))
             self._note(part, begin)
             if end > begin:
                 planned[part] = SubjectExtent(begin, end)
@@ -354,7 +357,7 @@ class _ArchiveRun:
         """As much of the plan as one batch holds, shared among the subjects."""
         share = max(self._options.batch_mib * MIB // len(planned), 1)
         return {
-            part: SubjectExtent(begin, self._planner.reach(part, begin, end, share))
+            part: SubjectExtent(begin, self._planner.broker(part.broker_group).reach(part.subject, begin, end, share))
             for part, (begin, end) in planned.items()
         }
 
@@ -403,7 +406,11 @@ class _ArchiveRun:
         for part, (_, end) in batch.items():
             if self._log_id(part) != logs[part]:
                 raise reader.other_log(part.subject, self._planner.where)
-            if part in extents and extents[part].end < end and self._planner.awaited(part, end) < end:
+            if (
+                part in extents
+                and extents[part].end < end
+                and self._planner.broker(part.broker_group).awaited(part.subject, end) < end
+            ):
                 raise reader.cut_short(part.subject, extents[part].end, end)
 
     def _note(self, part: SubjectPart, done: int) -> None:
@@ -412,12 +419,9 @@ class _ArchiveRun:
         if group is None or self._noted.get(part) == done:
             return
         if part not in self._noted:
-            self._planner.hold(part, group, EARLIEST)
-        self._planner.progress(part, group, done)
+            self._planner.broker(part.broker_group).hold(part.subject, group, EARLIEST)
+        self._planner.broker(part.broker_group).progress(part.subject, group, done)
         self._noted[part] = done
-
-
-# --- the program ------------------------------------------------------------------------------------------------------
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)

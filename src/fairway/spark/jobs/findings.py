@@ -198,35 +198,28 @@ def lost(events: DataFrame) -> DataFrame:
 def marked(accounts: DataFrame, now_ms: int, late_after_ms: int, stuck_after_ms: int) -> DataFrame:
     """The lifecycles with `late` and `stuck`, the reasons why a message is late or stuck in its group (null: it is
     not), `took_ms` and `stuck_since`."""
-    return accounts.select(
-        "*", *_lateness(now_ms, late_after_ms), F.try_element_at("attempts", F.lit(-1)).alias("last")
-    ).select("*", *_stuckness(now_ms, stuck_after_ms))
-
-
-def _lateness(now_ms: int, late_after_ms: int) -> tuple[Column, Column]:
-    """Delivered or acked too late; or not delivered, although already late."""
+    # Late: delivered or acked too late; or not delivered, although already late.
     owed_ms = F.unix_millis("owed_since")
     waited_ms = F.coalesce(F.unix_millis("first_pulled_at"), F.lit(now_ms)) - owed_ms
     settled_ms = F.unix_millis("acked_at") - owed_ms
-    is_new = (F.col("state") == WAITING) & (F.col("pulls") == 0)
+    state = F.col("state")
+    is_new = (state == WAITING) & (F.col("pulls") == 0)
     is_over = waited_ms > late_after_ms
     late = (
         F.when(is_new & is_over, NOT_DELIVERED)
         .when(F.col("first_pulled_at").isNotNull() & is_over, DELIVERED_LATE)
-        .when((F.col("state") == ACKED) & (settled_ms > late_after_ms), ACKED_LATE)
+        .when((state == ACKED) & (settled_ms > late_after_ms), ACKED_LATE)
     )
-    return late.alias("late"), F.when(late == ACKED_LATE, settled_ms).otherwise(waited_ms).alias("took_ms")
-
-
-def _stuckness(now_ms: int, stuck_after_ms: int) -> tuple[Column, Column]:
-    """With a consumer for too long; or due again, and not pulled."""
-    state, last = F.col("state"), F.col("last")
+    took_ms = F.when(late == ACKED_LATE, settled_ms).otherwise(waited_ms)
+    # Stuck: with a consumer for too long; or due again, and not pulled.
+    last = F.try_element_at("attempts", F.lit(-1))
     since = F.when(state == IN_HAND, last["pulled_at"]).when(
         state.isin(RETURNED, RETRYING), F.coalesce(F.col("due_at"), last["ended_at"])
     )
     is_over = F.lit(now_ms) - F.unix_millis(since) > stuck_after_ms
-    reason = F.when(is_over, F.when(state == IN_HAND, HELD).otherwise(NOT_TAKEN))
-    return reason.alias("stuck"), since.alias("stuck_since")
+    stuck = F.when(is_over, F.when(state == IN_HAND, HELD).otherwise(NOT_TAKEN))
+    named = {"late": late, "took_ms": took_ms, "last": last, "stuck": stuck, "stuck_since": since}
+    return accounts.withColumns(named)
 
 
 def of_messages(accounts: DataFrame, now_ms: int) -> DataFrame:

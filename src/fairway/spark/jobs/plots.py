@@ -262,7 +262,12 @@ def columns(
     width_s = window_s * merged
     if merged > 1:
         note = f"{note} Each bar is {merged} windows of {SECONDS.shown(window_s)} together.".lstrip()
-    stacks = _stacks(chosen, begin, width_s)
+    stacks: dict[int, dict[int, float]] = {}  # by the number of the bar: what each series adds to it
+    for color, each in enumerate(chosen):
+        for time, value in each.points:
+            if value is not None:
+                stack = stacks.setdefault(int((time.timestamp() - begin) / width_s + 1e-6), {})
+                stack[color] = stack.get(color, 0.0) + value
     tops = [math.fsum(stack.values()) for stack in stacks.values()]
     frame = _PlotFrame.around([begin, begin + width_s * (max(stacks) + 1)], tops, quantity)
     parts = [frame.drawing(unit)]
@@ -485,17 +490,6 @@ def _hint(
 
 
 # --- columns and buckets --------------------------------------------------------------------------------------------
-
-
-def _stacks(series: Sequence[Series], begin: float, width_s: float) -> dict[int, dict[int, float]]:
-    """By the number of the bar: what each series adds to it."""
-    stacks: dict[int, dict[int, float]] = {}
-    for color, each in enumerate(series):
-        for time, value in each.points:
-            if value is not None:
-                stack = stacks.setdefault(int((time.timestamp() - begin) / width_s + 1e-6), {})
-                stack[color] = stack.get(color, 0.0) + value
-    return stacks
 
 
 def _column(

@@ -81,7 +81,7 @@ def prepared(rows: DataFrame, subjects: Iterable[str]) -> DataFrame:
     if "subject" in names:
         meant = "|".join(fnmatch.translate(each) for each in subjects)
         found = found.filter(F.col("subject").rlike(f"^(?:{meant})$"))
-    keys = _keys(found)
+    keys = row_keys(found)
     return found.groupBy(*keys).agg(F.min("sent_at").alias("sent_at"))
 
 
@@ -109,7 +109,7 @@ def judged_rows(
     """The rows with their `fate`, `subject`, and `at`. `begins`: since when there are messages of subjects whose older
     ones retention has taken. A row sent after `under_way_after_ms` may still arrive. `held`: what producers still have.
     """
-    keys = _keys(rows)
+    keys = row_keys(rows)
     marked = _marked(rows, keys, stored, pending, archived)
     if held is not None:
         asides = held.groupBy(*keys).agg(F.bool_or(F.col("aside").isNotNull()).alias("is_aside"))
@@ -129,11 +129,6 @@ def judged_rows(
     return marked.select("row", subject.alias("subject"), "sent_at", at.alias("at"), fate.alias("fate"))
 
 
-def unspoken(rows: DataFrame, held: DataFrame) -> DataFrame:
-    """The held messages without a row."""
-    return held.join(rows, _keys(rows), "left_anti")
-
-
 def never_stored(rows: DataFrame) -> DataFrame:
     return findings.found(
         rows.filter(F.col("fate") == MISSING),
@@ -149,7 +144,7 @@ def never_stored(rows: DataFrame) -> DataFrame:
 def strangers(rows: DataFrame, stored: DataFrame) -> DataFrame:
     """Findings: messages without a row."""
     return findings.found(
-        stored.join(rows, _keys(rows), "left_anti"), findings.NO_ROW, *findings.MESSAGE, since=F.col("appended_at")
+        stored.join(rows, row_keys(rows), "left_anti"), findings.NO_ROW, *findings.MESSAGE, since=F.col("appended_at")
     )
 
 
@@ -159,7 +154,7 @@ def rows_twice(rows: DataFrame, stored: DataFrame) -> DataFrame:
     firsts = stored.groupBy("subject", "row").agg(
         F.min(place).alias("first"), F.min_by("id", place).alias("first_id"), F.count("*").alias("copies")
     )
-    copies = stored.join(firsts.filter("copies > 1"), ["subject", "row"]).join(rows, _keys(rows), "left_semi")
+    copies = stored.join(firsts.filter("copies > 1"), ["subject", "row"]).join(rows, row_keys(rows), "left_semi")
     return findings.found(
         copies.filter((place > F.col("first")) & (F.col("id") != F.col("first_id"))),
         findings.ROW_TWICE,
@@ -169,7 +164,7 @@ def rows_twice(rows: DataFrame, stored: DataFrame) -> DataFrame:
     )
 
 
-def _keys(rows: DataFrame) -> list[str]:
+def row_keys(rows: DataFrame) -> list[str]:
     return ["subject", "row"] if "subject" in rows.columns else ["row"]
 
 
@@ -213,29 +208,21 @@ OUTBOX, SPOOL = "outbox", "spool"
 UNSENT: Final = (AT_PRODUCER, SET_ASIDE)
 CHUNK_ROWS: Final = 50_000  # on the driver at once: some ten MB
 _STAMP: Final = pa.timestamp("us", tz="UTC")
-_SCHEMA: Final = pa.schema(
-    [
-        pa.field("subject", pa.string()),
-        pa.field("id", pa.string()),
-        pa.field("key", pa.string()),
-        pa.field("row", pa.string()),
-        pa.field("sent_at", _STAMP),
-        pa.field("holder", pa.string()),
-        pa.field("aside", pa.string()),
-    ]
-)
 
 
 class HeldMessage(NamedTuple):
-    """A held message, in the order of the schema."""
+    """A held message."""
 
     subject: str
     id: str
     key: str | None
     row: str | None  # the part of the message by which business rows are matched
-    sent_us: int
+    sent_at: int  # in microseconds, as Spark has times
     holder: str
     aside: str | None  # why a broker has refused it; None: it waits
+
+
+_SCHEMA: Final = pa.schema([(name, _STAMP if name == "sent_at" else pa.string()) for name in HeldMessage._fields])
 
 
 def load_held(

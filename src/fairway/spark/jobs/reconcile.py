@@ -52,9 +52,6 @@ def run(
     return result
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
-
-
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     subjects: selection.Subjects,
     archive: Annotated[

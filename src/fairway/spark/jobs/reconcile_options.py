@@ -45,7 +45,8 @@ class ReconcileOptions:
         for name, value in (("late_after_s", self.late_after_s), ("stuck_after_s", self.stuck_after_s)):
             if value < 0:
                 raise Misuse(f"{name} of {value:g}: it is 0 at least")
-        check_match(self.match)
+        if self.match not in {ID, KEY} and not (needs_headers(self.match) and self.match != HEADER):
+            raise Misuse(f"--match {self.match!r}: rows are found by id, by key, or by header:NAME")
 
     @property
     def window_ms(self) -> int:
@@ -124,8 +125,3 @@ class ReconcileResult:
 
 def needs_headers(match: str) -> bool:
     return match.startswith(HEADER)
-
-
-def check_match(match: str) -> None:
-    if match not in {ID, KEY} and not (needs_headers(match) and match != HEADER):
-        raise Misuse(f"--match {match!r}: rows are found by id, by key, or by header:NAME")

@@ -306,7 +306,9 @@ class Reconciliation:
         if self._held is not None:
             some = producer_records.within(self._held, options.since, options.until)
             self._waiting = producer_records.judged_held(some, log, scope.pending, archived).localCheckpoint()
-            own = self._waiting if self._rows is None else producer_records.unspoken(self._rows, self._waiting)
+            own = self._waiting  # those without a row
+            if self._rows is not None:
+                own = own.join(self._rows, producer_records.row_keys(self._rows), "left_anti")
             parts.append(own.select(F.col("id").alias("row"), "subject", "sent_at", "at", "fate"))
         if self._rows is not None:
             rows = producer_records.within(self._rows, options.since, options.until)

@@ -169,9 +169,6 @@ def _found(messages: DataFrame, options: RepetitionOptions) -> RepetitionResult:
         keys.unpersist()
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
-
-
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     subjects: selection.Subjects,
     archive: selection.Archive = None,

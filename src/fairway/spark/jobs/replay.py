@@ -319,9 +319,6 @@ class _ReplayRun:
             self._files.remove(f"sent-{slices - 1:012}.json")
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
-
-
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)
     subjects: selection.Subjects,
     to: Annotated[

@@ -57,7 +57,16 @@ class Picking:
 def messages(spark: SparkSession, picking: Picking, log_ids: Mapping[str, str] | None = None) -> DataFrame:
     """The selected messages, with the columns of the source. `log_ids` are the present broker groups and their logs:
     messages of an archive get the present names."""
-    rows = _live(spark, picking) if picking.archive is None else _archived_rows(spark, picking, log_ids or {})
+    if picking.archive is None:
+        rows = _live(spark, picking)
+    else:  # from the files that can hold any of the selection
+        files = Files(spark, picking.archive)
+        state = archive_log.load(files).named(log_ids or {})
+        wanted = _subjects(picking.subjects, list(state.ranges), files.root)
+        since = _date(picking.since) if picking.since is not None else ""
+        until = _date(picking.until) if picking.until is not None else "9999-12-31"
+        chosen = [each for each in state.files.values() if each.subject in wanted and since <= each.date <= until]
+        rows = archive_log.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
     conditions = _conditions(picking)
     if conditions:
         rows = rows.filter(reduce(Column.__and__, conditions))
@@ -133,17 +142,6 @@ def told(
     """The selection that a command's options describe."""
     begin, end = moment(since, "since"), moment(until, "until")
     return Picking(tuple(subjects), archive, url, begin, end, tuple(keys or ()), tuple(tags or ()), where, patience_s)
-
-
-def _archived_rows(spark: SparkSession, picking: Picking, log_ids: Mapping[str, str]) -> DataFrame:
-    """Messages of an archive, from the files that can hold any of the selection."""
-    files = Files(spark, picking.archive or "")
-    state = archive_log.load(files).named(log_ids)
-    wanted = _subjects(picking.subjects, list(state.ranges), files.root)
-    since = _date(picking.since) if picking.since is not None else ""
-    until = _date(picking.until) if picking.until is not None else "9999-12-31"
-    chosen = [each for each in state.files.values() if each.subject in wanted and since <= each.date <= until]
-    return archive_log.frame(spark, files.root, sorted(chosen, key=lambda each: (each.subject, each.first)))
 
 
 def archived(spark: SparkSession, picking: Picking) -> int:

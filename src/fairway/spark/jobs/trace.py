@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Annotated, Final
 
 import typer
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (so it is called everywhere)
 
 from fairway.client.message_states import ACKED, OPEN, STATES
@@ -111,7 +111,15 @@ def _found(
     try:
         if options.output is not None:
             rows.write.mode("errorifexists").partitionBy("subject").parquet(options.output)
-        found = TraceResult([_account(row) for row in accounts(rows).orderBy("subject", "group").collect()])
+        found = TraceResult()
+        for row in accounts(rows).orderBy("subject", "group").collect():
+            counts = {state: row[state] for state in STATES if row[state]}
+            wait, handling, total = (LatencyTimes(*(row[name] or (None, None))) for name in _TIMES)
+            again, acked_again, redriven = (row[name] for name in ("again", "acked_again", "redriven"))
+            subject, group, messages = row[:3]
+            found.accounts.append(
+                GroupAccount(subject, group, messages, counts, again, acked_again, redriven, wait, handling, total)
+            )
         found.slowest = _named(rows.filter(F.col("state") == ACKED), F.desc("total_ms"), options.top)
         found.stuck = _named(rows.filter(F.col("state").isin(*OPEN)), F.asc("appended_at"), options.top)
         claimed = {part.subject for part, _ in seen.cursors} | {each.subject for each in found.accounts}
@@ -134,28 +142,12 @@ def accounts(rows: DataFrame) -> DataFrame:
     )
 
 
-def _account(row: Row) -> GroupAccount:
-    return GroupAccount(
-        row["subject"],
-        row["group"],
-        row["messages"],
-        {state: row[state] for state in STATES if row[state]},
-        row["again"],
-        row["acked_again"],
-        row["redriven"],
-        *(LatencyTimes(*(row[name] or (None, None))) for name in _TIMES),
-    )
-
-
 def _named(rows: DataFrame, order: Column, top: int) -> list[TracedMessage]:
     reasons = F.filter(F.transform("attempts", lambda each: each["reason"]), lambda each: each.isNotNull())
     reason = F.try_element_at(reasons, F.lit(-1)).alias("reason")
     columns = [each.name for each in fields(TracedMessage) if each.name != "reason"]
     found = rows.orderBy(order, "subject", "group", "sequence").limit(top)
     return [TracedMessage(**job.in_utc(row)) for row in found.select(*columns, reason).collect()]
-
-
-# --- the program ------------------------------------------------------------------------------------------------------
 
 
 def command(  # noqa: PLR0913, PLR0917  (one for each flag)

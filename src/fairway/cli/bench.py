@@ -82,7 +82,11 @@ class _Bench:
             first, many_s = self._send_many()
             status.update("sending one by one")
             singles = max(self._messages // _SINGLES_PART, 1)
-            single_s = self._send_singles(singles)
+            start_ns = self._clock.monotonic_ns()
+            for _ in range(singles):
+                self._client.send(_SUBJECT, self._payload)
+            self._client.flush()
+            single_s = self._since_s(start_ns)
             status.update("waiting for each")
             lone_ms = self._send_lone()
             status.update("consuming")
@@ -109,13 +113,6 @@ class _Bench:
         receipts = self._client.send_many(_SUBJECT, [self._payload] * self._messages).result()
         return receipts[0].first_sequence, self._since_s(start_ns)
 
-    def _send_singles(self, count: int) -> float:
-        start_ns = self._clock.monotonic_ns()
-        for _ in range(count):
-            self._client.send(_SUBJECT, self._payload)
-        self._client.flush()
-        return self._since_s(start_ns)
-
     def _send_lone(self) -> list[float]:
         found = []
         for _ in range(_LONE):
@@ -126,7 +123,12 @@ class _Bench:
 
     def _consume(self, first: int, count: int) -> float:
         """Consume from the first message of this run on: an earlier run may have left its group behind."""
-        self._group_at(first)
+        try:
+            self._client.configure(_SUBJECT, _GROUP, encode(GroupConfig()), expected_version=0)
+        except Refused as refused:
+            if refused.code is not Code.STALE_CONFIG:
+                raise
+        self._client.seek(_SUBJECT, _GROUP, first)
         start_ns = self._clock.monotonic_ns()
         with self._client.consumer(_SUBJECT, _GROUP) as consumer:
             left = count
@@ -137,11 +139,3 @@ class _Bench:
                 consumer.ack(found)
                 left -= len(found)
         return self._since_s(start_ns)
-
-    def _group_at(self, sequence: int) -> None:
-        try:
-            self._client.configure(_SUBJECT, _GROUP, encode(GroupConfig()), expected_version=0)
-        except Refused as refused:
-            if refused.code is not Code.STALE_CONFIG:
-                raise
-        self._client.seek(_SUBJECT, _GROUP, sequence)

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -59,21 +60,17 @@ async def ports_taken(host: str, port: int, http_port: int | None) -> AsyncItera
     net = RealNet()
     try:
         for flag, number in (("--port", port), ("--http-port", http_port)):
-            if number is not None:
-                await _reserve(net, host, number, flag)
+            try:
+                if number is not None:
+                    await net.reserve(host, number)
+            except CannotListen as error:
+                if not error.is_taken:
+                    raise
+                sentence = f"{error}: stop it, or choose another port with {flag} N (0: any that is free)"
+                raise CannotListen(sentence, is_taken=True) from error
         yield net
     finally:
         net.release()
-
-
-async def _reserve(net: RealNet, host: str, port: int, flag: str) -> None:
-    try:
-        await net.reserve(host, port)
-    except CannotListen as error:
-        if not error.is_taken:
-            raise
-        sentence = f"{error}: stop it, or choose another port with {flag} N (0: any that is free)"
-        raise CannotListen(sentence, is_taken=True) from error
 
 
 async def unless_asked(asked: Callable[[], Awaitable[object]], start: Coroutine[Any, Any, T]) -> T | None:
@@ -280,38 +277,28 @@ async def _serve(verb: str, data: Path, options: CliOptions) -> None:
     memory = broker_memory(options, with_delay=verb == "up")
     broker = broker_options(options, memory)
     async with ports_taken(options.host, options.port, options.http_port) as net:
-        await _serve_on(net, verb, data, options, broker, memory, asked)
+        from fairway.broker.server import Broker, BrokerWorld
+        from fairway.storage import directory
 
-
-async def _serve_on(
-    net: RealNet,
-    verb: str,
-    data: Path,
-    options: CliOptions,
-    broker: BrokerOptions,
-    memory: MemoryPlan,
-    asked: Callable[[], Awaitable[object]],
-) -> None:
-    from fairway.broker.server import Broker, BrokerWorld
-    from fairway.storage import directory
-
-    disk = open_disk(data)
-    directory.identify(disk)  # before Fairway makes a file in a directory of another program
-    check_alone(disk, data)
-    delay = _open_delay(data, options, memory, net) if verb == "up" else None
-    try:
-        world = BrokerWorld(RealClock(), disk, net, RealRng(), ThreadPool())
-        started = await Broker.start(world, broker, delay=None if delay is None else delay.request_handler)
-    except FairwayError:
+        disk = open_disk(data)
+        directory.identify(disk)  # before Fairway makes a file in a directory of another program
+        check_alone(disk, data)
+        delay = _open_delay(data, options, memory, net) if verb == "up" else None
+        try:
+            world = BrokerWorld(RealClock(), disk, net, RealRng(), ThreadPool())
+            started = await Broker.start(world, broker, delay=None if delay is None else delay.request_handler)
+        except FairwayError:
+            if delay is not None:
+                await delay.stop()
+            raise
         if delay is not None:
-            await delay.stop()
-        raise
-    if delay is not None:
-        delay.reach_here((_ANYWHERE.get(options.host, options.host), started.port))
-        say_findings(delay.engine.store, delay.engine.log.findings)
-    settle(verb)
-    _say_ready(verb, started, data)
-    await run_to_end(asked, started, delay)
+            delay.reach_here((_ANYWHERE.get(options.host, options.host), started.port))
+            say_findings(delay.engine.store, delay.engine.log.findings)
+        settle(verb)
+        say_findings(started.store)
+        http = f" and {started.http_url}" if started.http_url is not None else ""
+        output.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")
+        await run_to_end(asked, started, delay)
 
 
 async def run_to_end(asked: Callable[[], Awaitable[object]], started: Broker, delay: Delay | None) -> None:
@@ -379,6 +366,25 @@ async def first_of(*ways: Callable[[], Awaitable[object]]) -> None:
         each.cancel()
 
 
+async def run_until_asked(
+    role: str,
+    options: CliOptions,
+    start: Callable[[RealNet], Coroutine[Any, Any, T]],
+    say_ready: Callable[[T], None],
+    watch: Callable[[T], Awaitable[object]] | None = None,
+) -> None:
+    """Start a server, say that it is ready, wait, stop. Raises the fault that ended it, if there is one."""
+    asked = asked_to_end()
+    async with ports_taken(options.host, options.port, options.http_port) as net:
+        server: Any = await unless_asked(asked, start(net))
+    if server is None:
+        return
+    settle(role)
+    say_ready(server)
+    await first_of(asked, server.failed, *([] if watch is None else [partial(watch, server)]))
+    await server.stop()
+
+
 def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
     """Log what recovery had to repair."""
     for finding in (*store.findings, *others):
@@ -386,15 +392,6 @@ def say_findings(store: Store, others: Sequence[Finding] = ()) -> None:
         output.line(f"{finding.verdict.value}: {span}: {finding.damage.why}")
     for remark in store.remarks:
         output.line(f"remark: {remark}")
-
-
-def _say_ready(verb: str, started: Broker, data: Path) -> None:
-    say_findings(started.store)
-    http = f" and {started.http_url}" if started.http_url is not None else ""
-    output.ready(f"fairway {verb}: ready at {started.url}{http}, data in {data}")
-
-
-# --- promote ----------------------------------------------------------------------------------------------------------
 
 
 @app.command("promote")

@@ -232,7 +232,8 @@ def _watch(options: CliOptions, interval_s: float, *, as_json: bool) -> None:
     with host.asked_to_end() as ending:
         if as_json:
             while True:
-                output.write_json_line(_seen(connections.everything(options)))
+                found = connections.everything(options)
+                output.write_json_line(document(found, troubles(found)))
                 if ending.wait(interval_s):
                     return
         from rich.live import Live
@@ -243,10 +244,6 @@ def _watch(options: CliOptions, interval_s: float, *, as_json: bool) -> None:
                     live.update(shown(connections.everything(options)), refresh=True)
                 except (FairwayError, TimeoutError) as error:  # the meta server may come back: try again
                     live.console.print(f"{error}; still waiting", soft_wrap=True)
-
-
-def _seen(found: Routed) -> dict[str, object]:
-    return document(found, troubles(found))
 
 
 def document(found: Routed, wrong: list[str]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from fairway import Client
 from fairway.cli import output
 from fairway.cli.arguments import AsJson
 from fairway.cli.settings import CliOptions, ConfigFile, Patience, Url, gathered, resolve
-from fairway.errors import Code, InvariantViolated, Refused, Unreachable
+from fairway.errors import Code, FairwayError, InvariantViolated, Refused, Unreachable
 from fairway.lookup.registries import Inquirer, parse_meta
 from fairway.protocol.admin_messages import (
     BrokerState,
@@ -62,6 +62,13 @@ class CommonOptions(NamedTuple):
             with fairway.connect(options.url, patience=options.patience_s) as client:
                 yield client
 
+    def say(self, document: object, *sentences: str) -> None:
+        """Print the document as JSON, or else the sentences that are not empty."""
+        if self.json:
+            output.write_json(document)
+        for sentence in filter(None, () if self.json else sentences):
+            terminal.say(sentence)
+
     def decide(
         self,
         verb: str,
@@ -78,10 +85,8 @@ class CommonOptions(NamedTuple):
         with output.failures(verb):
             asked = Govern(change, name, list(groups), number, is_on, is_forced, settings or {})
             done = ask(self.resolve(), asked, Governed)
-            if self.json:
-                output.write_json({"name": name, "changed": bool(done.sentence), "groups": done.groups})
-            else:
-                terminal.say(done.sentence or f"{name}: nothing to change")
+            document = {"name": name, "changed": bool(done.sentence), "groups": done.groups}
+            self.say(document, done.sentence or f"{name}: nothing to change")
 
 
 common_options = gathered(
@@ -156,6 +161,12 @@ async def ask_at(url: str, patience_s: float, message: ControlMessage, kind: typ
         return await inquirer.ask(message, kind, _ANSWER_S)
     finally:
         await inquirer.close()
+
+
+def unknown_fate(group: str) -> FairwayError:
+    return FairwayError(
+        f"the meta server cannot reach the registry, and cannot tell whether group {group} is gone: try again later"
+    )
 
 
 def everything(options: CliOptions, subjects: Sequence[str] = ()) -> Routed:

@@ -148,13 +148,12 @@ def consume(
         _check_existence(client, subject, group, start, may_create=create)
         prefetch = min(count or _PREFETCH, _PREFETCH)
         whence = Whence.LATEST if start is StartChoice.LATEST else Whence.EARLIEST
-        with client.consumer(subject, group, start=whence, prefetch_messages=prefetch) as consumer:
-            printed = _Printing(consumer, as_json=common.json, is_acking=ack)
-            with host.asked_to_end() as ending:
-                printed.run(count, idle_s, ending)
+        consuming = client.consumer(subject, group, start=whence, prefetch_messages=prefetch)
+        with consuming as consumer, host.asked_to_end() as ending:
+            printed = _print_taken(consumer, count, idle_s, ending, as_json=common.json, is_acking=ack)
         if terminal.is_terminal(err=True):
             verb = "printed and acked" if ack else "printed and handed back"
-            terminal.say(f"{output.count(printed.count, 'message')} {verb}", err=True)
+            terminal.say(f"{output.count(printed, 'message')} {verb}", err=True)
 
 
 def _check_existence(client: Client, subject: str, group: str, start: StartChoice, *, may_create: bool) -> None:
@@ -188,36 +187,26 @@ def _existing(client: Client, subject: str, group: str) -> tuple[bool, bool]:
     return True, any(each.groups for each in found)
 
 
-class _Printing:
-    """Prints the messages of a consumer to stdout."""
-
-    def __init__(self, consumer: Consumer, *, as_json: bool, is_acking: bool) -> None:
-        self._consumer = consumer
-        self._as_json = as_json
-        self._is_acking = is_acking
-        self.count = 0
-
-    def run(self, count: int | None, idle_s: float | None, ending: Ending) -> None:
-        quiet_s = 0.0
-        while not ending.is_asked and (count is None or self.count < count) and (idle_s is None or quiet_s < idle_s):
-            most = _PRINTED_MAX if count is None else min(_PRINTED_MAX, count - self.count)
-            wait_s = _LOOK_S if idle_s is None else min(_LOOK_S, idle_s - quiet_s)
-            found = self._consumer.take(most, wait_s)
-            quiet_s = 0.0 if found else quiet_s + wait_s
-            if found:
-                self._print(found)
-
-    def _print(self, found: list[Message]) -> None:
-        """Ack only messages that have left this process."""
+def _print_taken(
+    consumer: Consumer, count: int | None, idle_s: float | None, ending: Ending, *, as_json: bool, is_acking: bool
+) -> int:
+    """Print the messages of a consumer; returns how many."""
+    printed, quiet_s = 0, 0.0
+    while not ending.is_asked and (count is None or printed < count) and (idle_s is None or quiet_s < idle_s):
+        most = _PRINTED_MAX if count is None else min(_PRINTED_MAX, count - printed)
+        wait_s = _LOOK_S if idle_s is None else min(_LOOK_S, idle_s - quiet_s)
+        found = consumer.take(most, wait_s)
+        quiet_s = 0.0 if found else quiet_s + wait_s
         for message in found:
-            if self._as_json:
+            if as_json:
                 write_line(of_message(message))
             else:
                 terminal.write_payload(message.payload)
         terminal.flush()
-        self.count += len(found)
-        if self._is_acking:
-            self._consumer.ack(found)
+        printed += len(found)
+        if is_acking and found:
+            consumer.ack(found)  # only messages that have left this process
+    return printed
 
 
 From = Annotated[str, typer.Option("--from", metavar="POSITION", help=arguments.HELP)]
@@ -282,8 +271,9 @@ class _Tail:
         """The sequence of the position now, so that `tail` skips nothing that arrives meanwhile."""
         has_waited = False
         while not self._ending.is_asked:
+            whence, value = place_of(start)
             try:
-                sequence = self._where(start).next_sequence
+                answer = self._client.ask(Scan(self._subject, whence, value, None, 0))
             except Refused as refused:
                 if refused.code is not Code.NO_SUCH_SUBJECT or not is_following:
                     raise
@@ -292,12 +282,7 @@ class _Tail:
                 start, has_waited = "earliest", True
                 self._ending.wait(_LOOK_S)
             else:
-                return start if isinstance(start, int) else sequence
+                if not isinstance(answer, Scanned):
+                    raise InvariantViolated(f"a scan was answered with {answer!r}")
+                return start if isinstance(start, int) else answer.next_sequence
         return 0
-
-    def _where(self, start: SeekTarget) -> Scanned:
-        whence, value = place_of(start)
-        answer = self._client.ask(Scan(self._subject, whence, value, None, 0))
-        if not isinstance(answer, Scanned):
-            raise InvariantViolated(f"a scan was answered with {answer!r}")
-        return answer

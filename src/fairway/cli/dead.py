@@ -67,7 +67,7 @@ def list_letters(
             each.headers.get(HISTORY_ATTEMPTS, ""),
             each.headers.get(HISTORY_REASON, ""),
             each.key or "",
-            _short(each),
+            text if len(text := _payload(each)) <= _PAYLOAD_CHARS else f"{text[:_PAYLOAD_CHARS]}…",
         )
         for each in found
     ]
@@ -101,9 +101,13 @@ def show_letter(subject: Subject, group: Group, id: Id, *, common: CommonOptions
     output.fill(table, [*lines, *headers])
     out.print(table)
     if found.history is not None:
-        _show_attempts(found.history)
-    payload = found.payload if found.payload is not None else f"(base 64) {found.payload_base64}"
-    terminal.write_text(f"{payload}\n")
+        attempts = found.history.attempts
+        rows = [(str(each.attempt), output.moment(each.time_ms), each.consumer, each.reason) for each in attempts]
+        table = output.table("failed attempts", "attempt>", "time (UTC)", "consumer", "reason")
+        output.show_rows(table, rows, "its failed attempts were not kept")
+        if found.history.left_out:
+            terminal.say(f"left out: {output.count(found.history.left_out, 'attempt')}")
+    terminal.write_text(f"{_payload(found)}\n")
 
 
 @app.command("redrive")
@@ -130,14 +134,6 @@ def redrive_letters(
             terminal.say(f"fairway dead redrive: there is no dead letter {unknown}", err=True)
     if redriven.unknown:
         raise typer.Exit(output.Exit.FAILED)
-
-
-def _show_attempts(history: AttemptHistory) -> None:
-    rows = [(str(each.attempt), output.moment(each.time_ms), each.consumer, each.reason) for each in history.attempts]
-    table = output.table("failed attempts", "attempt>", "time (UTC)", "consumer", "reason")
-    output.show_rows(table, rows, "its failed attempts were not kept")
-    if history.left_out:
-        terminal.say(f"left out: {output.count(history.left_out, 'attempt')}")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -177,6 +173,5 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and len(text) <= 14 and text.isascii() and text.isdigit() else 0
 
 
-def _short(shown: ShownMessage) -> str:
-    text = shown.payload if shown.payload is not None else f"(base 64) {shown.payload_base64}"
-    return text if len(text) <= _PAYLOAD_CHARS else f"{text[:_PAYLOAD_CHARS]}…"
+def _payload(shown: ShownMessage) -> str:
+    return shown.payload if shown.payload is not None else f"(base 64) {shown.payload_base64}"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +27,7 @@ from fairway.runtime.clock import RealClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fairway.delay.server import DelayServer, ServerOptions
-    from fairway.delay.service import DelayWorld
+    from fairway.delay.server import ServerOptions
 
 _BAR_CHARS = 40  # of the longest bar
 _ROWS_MAX = 60  # of a histogram for people
@@ -108,13 +106,11 @@ def count_delayed(
     with common.connected("delay count") as client:
         count = client.delayed.count(subject, key_prefix, _between(start, end))
         in_transit = client.delayed.in_transit()
-    if common.json:
-        output.write_json({"count": count, "in_transit": in_transit})
-        return
-    terminal.say(f"{output.count(count, 'message')} pending")
+    sentences = [f"{output.count(count, 'message')} pending"]
     for each in in_transit:
         where = f"broker group {each.group}" + ("" if each.is_reachable else ", which cannot be reached")
-        terminal.say(f"{output.count(each.messages, 'message')} of all subjects on the way to {where}")
+        sentences.append(f"{output.count(each.messages, 'message')} of all subjects on the way to {where}")
+    common.say({"count": count, "in_transit": in_transit}, *sentences)
 
 
 @common_options
@@ -137,12 +133,8 @@ def retry_delayed(group: GoneGroup, may_repeat: MayRepeat = False, *, common: Co
             _check_gone(group, common)
         done = client.delayed.resend(group) if waiting else None
     messages, left = (0, 0) if done is None else (done.messages, done.left)
-    if common.json:
-        output.write_json({"messages": messages, "left": left})
-    elif not waiting:
-        terminal.say(f"nothing waits for broker group {group}")
-    else:
-        terminal.say(f"{output.count(messages, 'message')} sent to other broker groups")
+    sent = f"{output.count(messages, 'message')} sent to other broker groups"
+    common.say({"messages": messages, "left": left}, sent if waiting else f"nothing waits for broker group {group}")
     if left:
         terminal.say(
             f"fairway delay retry: {output.count(left, 'message')} left: no other group takes them now, or {group} "
@@ -164,9 +156,7 @@ def _check_gone(group: str, common: CommonOptions) -> None:
             f"its disks are lost, remove the group first with `fairway cluster decommission {group} --force`"
         )
     if found.is_old:
-        raise FairwayError(
-            f"the meta server cannot reach the registry, and cannot tell whether group {group} is gone: try again later"
-        )
+        raise connections.unknown_fate(group)
 
 
 @common_options
@@ -237,11 +227,7 @@ _WHY_NOT = {
 
 
 def _between(start: str | None, end: str | None) -> Between:
-    found: tuple[datetime | None, datetime | None] = (
-        None if start is None else arguments.ahead(start),
-        None if end is None else arguments.ahead(end),
-    )
-    return found
+    return None if start is None else arguments.ahead(start), None if end is None else arguments.ahead(end)
 
 
 def _each(
@@ -346,30 +332,24 @@ def server_options(options: CliOptions) -> ServerOptions:
 
 async def _serve(data: Path, options: CliOptions, brokers: dict[str, tuple[BrokerAddress, ...]]) -> None:
     """Start the server, print that it is ready, wait, stop. Raises the fault that ended it, if there is one."""
+    from fairway.delay.server import DelayServer
+
     asked = broker_verbs.asked_to_end()
     server = server_options(options)
     async with ports_taken(options.host, options.port, options.http_port) as net:
         world = broker_verbs.delay_world(data, options, net)
-        started = await _start(world, data, server, brokers)
+        try:
+            broker_verbs.check_alone(world.log_disk or world.disk, data)
+        except FairwayError:
+            world.close()
+            raise
+        started = await DelayServer.start(world, server, brokers)
         broker_verbs.say_findings(started.delay.engine.store, started.delay.engine.log.findings)
         where = f"{BrokerAddress(options.host, started.port)}{and_http(options.host, started.http_port)}"
         settle("delay")
         output.ready(f"fairway delay: ready at {where}, data in {data}, sends to {', '.join(brokers)}")
         await broker_verbs.first_of(asked, started.failed)
         await started.stop()
-
-
-async def _start(
-    world: DelayWorld, data: Path, server: ServerOptions, brokers: dict[str, tuple[BrokerAddress, ...]]
-) -> DelayServer:
-    from fairway.delay.server import DelayServer
-
-    try:
-        broker_verbs.check_alone(world.log_disk or world.disk, data)
-    except FairwayError:
-        world.close()
-        raise
-    return await DelayServer.start(world, server, brokers)
 
 
 app = typer.Typer(no_args_is_help=True)

@@ -94,10 +94,8 @@ def show_wrongs(out: Console, found: DirectorySurvey) -> None:
         for verdict in dict.fromkeys(each.verdict for each in found.damages):
             out.print(_MEANING[verdict], soft_wrap=True)
         out.print()
-    if found.flaws:
-        flaws = output.table("flaws", "file", "why", "remedy")
-        output.fill(flaws, [(each.file, each.why, each.remedy) for each in found.flaws])
-        out.print(flaws)
+    flaws = output.table("flaws", "file", "why", "remedy")
+    output.print_rows(out, flaws, [(each.file, each.why, each.remedy) for each in found.flaws])
     if found.aside:
         kept = sum(each.bytes for each in found.aside)
         out.print(f"aside: {output.count(len(found.aside), 'torn tail')} of earlier crashes, {output.size(kept)}")
@@ -179,8 +177,6 @@ def _show_log(out: Console, name: str, log: LogReport) -> None:
 
 
 def _show_subjects(out: Console, found: DirectorySurvey) -> None:
-    if not found.subjects:
-        return
     subjects = output.table("subjects", "id>", "name", "first>", "next>", "batches>", "messages>", "bytes>")
     rows = [
         (
@@ -194,13 +190,10 @@ def _show_subjects(out: Console, found: DirectorySurvey) -> None:
         )
         for each in found.subjects
     ]
-    output.fill(subjects, rows)
-    out.print(subjects)
+    output.print_rows(out, subjects, rows)
 
 
 def _show_groups(out: Console, found: DirectorySurvey) -> None:
-    if not found.groups:
-        return
     groups = output.table("groups", "id>", "actions", "subjects>", "first (UTC)", "last")
     rows = [
         (
@@ -212,28 +205,27 @@ def _show_groups(out: Console, found: DirectorySurvey) -> None:
         )
         for each in found.groups
     ]
-    output.fill(groups, rows)
-    out.print(groups)
+    output.print_rows(out, groups, rows)
 
 
 def _show_records(out: Console, found: DirectorySurvey) -> None:
-    if not found.records:
-        return
     columns = ("log", "position>", "bytes>", "kind", "epoch>", "appended (UTC)", "subject", "first>", "count>")
     records = output.table("newest records", *columns)
-    for each in found.records:
-        records.add_row(
+    rows = [
+        (
             each.log,
             f"{each.position:,}",
             f"{each.bytes:,}",
             each.kind,
             str(each.epoch),
             output.moment(each.appended_ms),
-            output.cell(each.subject or ""),
+            each.subject or "",
             "" if each.first_sequence is None else f"{each.first_sequence:,}",
             f"{each.count:,}",
         )
-    out.print(records)
+        for each in found.records
+    ]
+    output.print_rows(out, records, rows)
 
 
 _REGISTRY_FILE = "registry.sqlite"

@@ -19,7 +19,6 @@ from fairway.errors import Code, Misuse, Refused
 from fairway.groups import GroupConfig
 from fairway.groups.config import as_document, decode
 from fairway.protocol.admin_messages import Depth
-from fairway.runtime import terminal
 
 Changes = Annotated[
     list[str] | None,
@@ -52,7 +51,11 @@ def configure(subject: Subject, group: Group, changes: Changes = None, *, common
             output.write_json({"subject": subject, "group": group, **document})
             return
         known = {} if before is None else as_document(before)
-        rows = [(name, _shown(value), _was(name, value, known)) for name, value in document.items()]
+        changed = {name for name, value in document.items() if known.get(name, value) != value} - {"version"}
+        rows = [
+            (name, _shown(value), f"was {_shown(known[name])}" if name in changed else "")
+            for name, value in document.items()
+        ]
         output.show_rows(output.table("configuration", "setting", "value", ""), rows, "")
 
 
@@ -92,10 +95,6 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _was(name: str, value: object, known: dict[str, Any]) -> str:
-    return "" if not known or known.get(name) == value or name == "version" else f"was {_shown(known.get(name))}"
-
-
 ToPlace = Annotated[str, typer.Argument(metavar="POSITION", help=arguments.HELP, show_default=False)]
 Weight = Annotated[float, typer.Argument(metavar="WEIGHT", help="Above 0; a new group has 1.", show_default=False)]
 OneConsumer = Annotated[
@@ -115,13 +114,12 @@ def seek(subject: Subject, group: Group, to: ToPlace, *, common: CommonOptions) 
     """
     with common.connected("seek") as client:
         sought = client.seek(subject, group, arguments.parse(to))
-        if common.json:
-            output.write_json(output.named(sought))
-            return
-        terminal.say(f"{group} on {subject}: next is {sought.sequence:,}, it was {sought.was:,}")
         forgotten = sought.held + sought.waiting + sought.dying
-        if forgotten:
-            terminal.say(f"forgotten, begun and not finished: {output.count(forgotten, 'message')}")
+        common.say(
+            output.named(sought),
+            f"{group} on {subject}: next is {sought.sequence:,}, it was {sought.was:,}",
+            f"forgotten, begun and not finished: {output.count(forgotten, 'message')}" if forgotten else "",
+        )
 
 
 @common_options
@@ -129,10 +127,8 @@ def weight(subject: Subject, group: Group, weight: Weight, *, common: CommonOpti
     """Set a group's share of the broker's time. Under load, weight 2 gets twice as much as weight 1."""
     with common.connected("weight") as client:
         client.weight(subject, group, weight)
-        if common.json:
-            output.write_json({"subject": subject, "group": group, "weight": weight})
-        else:
-            terminal.say(f"{group} on {subject}: weight {weight:g}")
+        document = {"subject": subject, "group": group, "weight": weight}
+        common.say(document, f"{group} on {subject}: weight {weight:g}")
 
 
 @common_options
@@ -143,7 +139,7 @@ def pause(subject: Subject, group: Group, consumer: OneConsumer = None, *, commo
     """
     with common.connected("pause") as client:
         was_on = client.pause(subject, group, consumer).was_on
-        _say_switch(subject, group, consumer, was_on=was_on, is_on=True, as_json=common.json)
+        _say_switch(common, subject, group, consumer, was_on=was_on, is_on=True)
 
 
 @common_options
@@ -159,29 +155,24 @@ def resume(
     """Resume delivery to a paused group or consumer, or delivery of halted keys."""
     with common.connected("resume") as client:
         if key is not None or halted:
-            was_on = client.go_on(subject, group, key).was_on
-            _say_keys(subject, group, key, was_on=was_on, as_json=common.json)
+            was_halted = client.go_on(subject, group, key).was_on
+            what = "all keys" if key is None else f"key {key}"
+            common.say(
+                {"subject": subject, "group": group, "key": key, "was_halted": was_halted},
+                f"{what} of {group} on {subject}: {'going on' if was_halted else 'nothing had halted'}",
+            )
             return
         was_on = client.resume(subject, group, consumer).was_on
-        _say_switch(subject, group, consumer, was_on=was_on, is_on=False, as_json=common.json)
+        _say_switch(common, subject, group, consumer, was_on=was_on, is_on=False)
 
 
-def _say_keys(subject: str, group: str, key: str | None, *, was_on: bool, as_json: bool) -> None:
-    if as_json:
-        output.write_json({"subject": subject, "group": group, "key": key, "was_halted": was_on})
-        return
-    what = "all keys" if key is None else f"key {key}"
-    terminal.say(f"{what} of {group} on {subject}: {'going on' if was_on else 'nothing had halted'}")
-
-
-def _say_switch(subject: str, group: str, consumer: str | None, *, was_on: bool, is_on: bool, as_json: bool) -> None:
-    if as_json:
-        document = {"subject": subject, "group": group, "consumer": consumer}
-        output.write_json({**document, "was_paused": was_on, "is_paused": is_on})
-        return
+def _say_switch(
+    common: CommonOptions, subject: str, group: str, consumer: str | None, *, was_on: bool, is_on: bool
+) -> None:
     who = group if consumer is None else f"{consumer} of {group}"
     state = "paused" if is_on else "running"
-    terminal.say(f"{who} on {subject}: {state}{', as before' if was_on == is_on else ''}")
+    document = {"subject": subject, "group": group, "consumer": consumer, "was_paused": was_on, "is_paused": is_on}
+    common.say(document, f"{who} on {subject}: {state}{', as before' if was_on == is_on else ''}")
 
 
 app = typer.Typer(no_args_is_help=True)
@@ -205,9 +196,7 @@ def remove(
     """Remove a group from a subject. Dead letters stay. A consumer that joins later makes a new group."""
     with common.connected("group remove") as client:
         removed = client.remove_group(subject, group, force=force, dead_letters=dead_letters)
-        if common.json:
-            output.write_json({"subject": subject, "group": group, **output.named(removed)})
-        elif removed.existed:
-            terminal.say(f"group {group} on {subject} is removed{output.lost(0, removed.messages, removed.dead)}")
-        else:
-            terminal.say(f"there is no group {group} on {subject}: nothing was removed")
+        said = f"there is no group {group} on {subject}: nothing was removed"
+        if removed.existed:
+            said = f"group {group} on {subject} is removed{output.lost(0, removed.messages, removed.dead)}"
+        common.say({"subject": subject, "group": group, **output.named(removed)}, said)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
 from fairway import limits
 from fairway.cli import broker as broker_verbs
 from fairway.cli import output
-from fairway.cli.broker import and_http, ports_taken, settle, unless_asked
+from fairway.cli.broker import and_http
 from fairway.cli.settings import DEFAULT, OnOff, ServerFlags, Settings, flag, resolve, server_flags
 from fairway.client.url import META_PORT, BrokerAddress
 from fairway.errors import Misuse
@@ -94,24 +96,19 @@ async def _open_world(url: str, session_ms: int, net: Net) -> MetaWorld:
     return MetaWorld(clock, net, rng, registry)
 
 
-async def _start(url: str, session_ms: int, options: MetaOptions, net: Net) -> MetaServer:
-    from fairway.meta.server import MetaServer
-
-    world = await _open_world(url, session_ms, net)
-    return await MetaServer.start(world, options, lambda sentence: output.line(f"fairway meta: {sentence}"))
-
-
 async def _serve(settings: Settings) -> None:
-    """Start the server, print that it is ready, wait, stop."""
-    asked = broker_verbs.asked_to_end()
     options = meta_options(settings)
     url = check_registry(settings.options.registry)
-    async with ports_taken(options.host, options.port, options.http_port) as net:
-        started = await unless_asked(asked, _start(url, settings.options.session_ms, options, net))
-    if started is None:
-        return
-    settle("meta")
-    where = f"{BrokerAddress(options.host, started.port)}{and_http(options.host, started.http_port)}"
-    output.ready(f"fairway meta: ready at meta://{where}, registry {url}")
-    await broker_verbs.first_of(asked, started.failed)
-    await started.stop()
+
+    async def start(net: Net) -> MetaServer:
+        from fairway.meta.server import MetaServer
+
+        world = await _open_world(url, settings.options.session_ms, net)
+        return await MetaServer.start(world, options, lambda sentence: output.line(f"fairway meta: {sentence}"))
+
+    def say_ready(started: MetaServer) -> None:
+        where = f"{BrokerAddress(options.host, started.port)}{and_http(options.host, started.http_port)}"
+        output.ready(f"fairway meta: ready at meta://{where}, registry {url}")
+
+    listening = msgspec.structs.replace(settings.options, port=options.port)  # a meta server has a port of its own
+    await broker_verbs.run_until_asked("meta", listening, start, say_ready)

@@ -23,6 +23,7 @@ from fairway.runtime.clock import RealClock
 from fairway.runtime.service import TimedFormatter, stamp
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -180,6 +181,13 @@ def show_rows(into: Table, rows: Sequence[Sequence[str]], if_none: str, rows_max
         return
     fill(into, rows, rows_max)
     terminal.console().print(into)
+
+
+def print_rows(out: Console, into: Table, rows: Sequence[Sequence[str]]) -> None:
+    """Print the table; nothing, if there are no rows."""
+    if rows:
+        fill(into, rows)
+        out.print(into)
 
 
 def fill(into: Table, rows: Sequence[Sequence[str]], rows_max: int = _ROWS_MAX) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import cycle, islice
 from pathlib import Path
@@ -16,7 +17,7 @@ from fairway.cli import arguments, output
 from fairway.cli.arguments import Subject
 from fairway.cli.connections import CommonOptions, common_options
 from fairway.errors import Misuse
-from fairway.runtime import host, terminal
+from fairway.runtime import host
 from fairway.runtime.clock import RealClock
 
 Payloads = Annotated[
@@ -77,7 +78,7 @@ def produce(
                 sending.send(payload)
                 advance(sending.count)
             client.flush()
-        sending.say(as_json=common.json)
+        common.say(*sending.summary())
 
 
 class _When(TypedDict, total=False):
@@ -98,48 +99,37 @@ def _when(after: str | None, at: str | None) -> _When:
     return when
 
 
+@dataclass
 class _Sending:
     """Sends messages, and prints their receipts."""
 
-    def __init__(
-        self,
-        client: Client,
-        subject: str,
-        key: str | None,
-        tags: Sequence[str],
-        headers: dict[str, str],
-        when: _When,
-    ) -> None:
-        self._client = client
-        self._subject = subject
-        self._key = key
-        self._tags = tags
-        self._headers = headers
-        self._when = when
-        self._first: Pending | None = None
-        self._last: Pending | None = None
-        self.count = 0
+    client: Client
+    subject: str
+    key: str | None
+    tags: Sequence[str]
+    headers: dict[str, str]
+    when: _When
+    first: Pending | None = None
+    last: Pending | None = None
+    count: int = 0
 
     def send(self, payload: bytes) -> None:
-        self._last = self._client.send(self._subject, payload, self._key, self._tags, self._headers, **self._when)
-        self._first = self._first or self._last
+        self.last = self.client.send(self.subject, payload, self.key, self.tags, self.headers, **self.when)
+        self.first = self.first or self.last
         self.count += 1
 
-    def say(self, *, as_json: bool) -> None:
-        receipts = [pending.result() for pending in (self._first, self._last) if pending is not None]
-        name = "id" if self._when else "sequence"
+    def summary(self) -> tuple[dict[str, object], str]:
+        """What was sent, as a document and as a sentence."""
+        receipts = [pending.result() for pending in (self.first, self.last) if pending is not None]
+        name = "id" if self.when else "sequence"
         first, last = [getattr(receipt, name) for receipt in receipts] or [None, None]
-        if as_json:
-            document = {"subject": self._subject, "messages": self.count, f"first_{name}": first, f"last_{name}": last}
-            output.write_json(document)
-            return
+        document = {"subject": self.subject, "messages": self.count, f"first_{name}": first, f"last_{name}": last}
         what = output.count(self.count, "message")
-        if self._when:
+        if self.when:
             span = "" if first is None else f": {first}" if first == last else f": {first} to {last}"
-            terminal.say(f"{what} scheduled for {self._subject}{span}")
-            return
+            return document, f"{what} scheduled for {self.subject}{span}"
         span = "" if first is None else f", {first:,}" if first == last else f", {first:,} to {last:,}"
-        terminal.say(f"{what} stored in {self._subject}{span}")
+        return document, f"{what} stored in {self.subject}{span}"
 
 
 def _headers(raw: list[str]) -> dict[str, str]:

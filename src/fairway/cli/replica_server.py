@@ -10,16 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.cli import output
-from fairway.cli.broker import (
-    and_http,
-    asked_to_end,
-    first_of,
-    open_disk,
-    ports_taken,
-    say_findings,
-    settle,
-    unless_asked,
-)
+from fairway.cli.broker import and_http, open_disk, run_until_asked, say_findings
 from fairway.cli.settings import CliOptions
 from fairway.client.url import BrokerAddress
 from fairway.errors import Misuse
@@ -86,15 +77,8 @@ async def _serve(
     make: Callable[[CopyRuntime], MemberT],
     say: Callable[[MemberT], None],
 ) -> None:
-    asked = asked_to_end()
-    async with ports_taken(options.host, options.port, options.http_port) as net:
-        member = await unless_asked(asked, _start(verb, logs, options, make, net))
-    if member is None:
-        return
-    settle(verb)
-    say(member)
-    await first_of(asked, member.failed, partial(_log_changes, verb, member))
-    await member.stop()
+    start = partial(_start, verb, logs, options, make)
+    await run_until_asked(verb, options, start, say, partial(_log_changes, verb))
 
 
 async def _start(

@@ -281,33 +281,26 @@ ConfigFile = Annotated[
 ]
 
 
-_FLAGS: dict[str, Any] = {
-    "url": Annotated[str | None, flag("url", "URL")],
-    "patience_s": Annotated[float | None, flag("patience_s", "SECONDS")],
-    "data": Annotated[str | None, flag("data", "DIR")],
-    "host": Annotated[str | None, flag("host", "HOST")],
-    "port": Annotated[int | None, flag("port", "N")],
-    "http_port": Annotated[int | None, flag("http_port", "N")],
-    "durability": Annotated[DurabilityChoice | None, flag("durability")],
-    "broker": Annotated[str | None, flag("broker", "HOST:PORT")],
-    "memory_mib": Annotated[int | None, flag("memory_mib", "MIB")],
-    "buffer_mib": Annotated[int | None, flag("buffer_mib", "MIB")],
-    "keep_hours": Annotated[str | None, flag("keep_hours", "HOURS")],
-    "keep_gib": Annotated[float | None, flag("keep_gib", "GIB")],
-    "keep_owed_gib": Annotated[float | None, flag("keep_owed_gib", "GIB")],
-    "low_water_mib": Annotated[int | None, flag("low_water_mib", "MIB")],
-    "horizon_days": Annotated[float | None, flag("horizon_days", "DAYS")],
-    "pending_max": Annotated[int | None, flag("pending_max", "N")],
-    "log_data": Annotated[str | None, flag("log_data", "DIR")],
-    "registry": Annotated[str | None, flag("registry", "URL")],
-    "group": Annotated[str | None, flag("group", "NAME")],
-    "advertise": Annotated[str | None, flag("advertise", "HOST:PORT")],
-    "min_in_sync": Annotated[int | None, flag("min_in_sync", "N")],
-    "create_subjects": Annotated[OnOff | None, flag("create_subjects")],
-    "spread": Annotated[int | None, flag("spread", "N")],
-    "session_ms": Annotated[int | None, flag("session_ms", "MS")],
-    "allow_remote": Annotated[bool | None, flag("allow_remote")],
+# What stands for the value of a flag; the values of the others are a choice.
+_METAVARS = {
+    "url": "URL",
+    "registry": "URL",
+    "host": "HOST",
+    "broker": "HOST:PORT",
+    "advertise": "HOST:PORT",
+    "group": "NAME",
+    **dict.fromkeys(("port", "http_port", "pending_max", "min_in_sync", "spread"), "N"),
+    "patience_s": "SECONDS",
+    "session_ms": "MS",
+    "keep_hours": "HOURS",
+    "horizon_days": "DAYS",
+    **dict.fromkeys(("keep_gib", "keep_owed_gib"), "GIB"),
+    **dict.fromkeys(("memory_mib", "buffer_mib", "low_water_mib"), "MIB"),
+    **dict.fromkeys(("data", "log_data"), "DIR"),
 }
+_TYPES = {**typing.get_type_hints(CliOptions), "keep_hours": str}
+_annotated: Any = Annotated
+_FLAGS: dict[str, Any] = {name: _annotated[_TYPES[name] | None, flag(name, _METAVARS.get(name))] for name in SETTINGS}
 Url = _FLAGS["url"]
 Patience = _FLAGS["patience_s"]
 Data = _FLAGS["data"]
@@ -354,7 +347,9 @@ def resolve(config: Path | None, **flags: object) -> Settings:
         raw, origin, is_text = _find(setting, flags, variables, in_file, path)
         origins[setting.name] = origin
         values[setting.name] = raw if origin == DEFAULT else _converted(setting, raw, origin, is_text=is_text)
-    return Settings(CliOptions(**values), origins, path, _strangers(variables))
+    ours = {setting.variable for setting in SETTINGS.values()} | {FILE_VARIABLE}
+    strangers = sorted(name for name in variables if name.startswith(ENVIRONMENT_PREFIX) and name not in ours)
+    return Settings(CliOptions(**values), origins, path, tuple(strangers))
 
 
 def _find(
@@ -375,11 +370,11 @@ def _converted(setting: Setting, raw: object, origin: str, *, is_text: bool) -> 
     try:
         return msgspec.convert(raw, type=setting.type, strict=not is_text)
     except msgspec.ValidationError as error:
-        raise Misuse(f"{setting.name} from {origin}: {error}; the value is {_shown(raw)!r}") from error
+        raise Misuse(f"{setting.name} from {origin}: {error}; the value is {_without_password(raw)!r}") from error
 
 
-def _shown(raw: object) -> object:
-    return without_password(raw) if isinstance(raw, str) else raw
+def _without_password(value: object) -> object:
+    return without_password(value) if type(value) is str else value
 
 
 def _file(config: Path | None, variables: Mapping[str, str]) -> Path | None:
@@ -402,18 +397,10 @@ def _read(path: Path) -> dict[str, object]:
         raise Misuse(f"{path} cannot be read: its values are nested too deeply") from error
     for key in found:
         if key not in SETTINGS:
-            raise Misuse(f"{path}: there is no setting {key!r}{_near(key)}")
+            near = difflib.get_close_matches(key.replace("-", "_"), SETTINGS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SETTINGS)}"
+            raise Misuse(f"{path}: there is no setting {key!r}; {hint}")
     return found
-
-
-def _near(key: str) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), SETTINGS, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(SETTINGS)}"
-
-
-def _strangers(variables: Mapping[str, str]) -> tuple[str, ...]:
-    ours = {setting.variable for setting in SETTINGS.values()} | {FILE_VARIABLE}
-    return tuple(sorted(name for name in variables if name.startswith(ENVIRONMENT_PREFIX) and name not in ours))
 
 
 app = typer.Typer(no_args_is_help=True, help="Settings: their values and origins.")
@@ -432,28 +419,14 @@ def show(config: ConfigFile = None, json: AsJson = False) -> None:
     """
     with output.failures("config show"):
         settings = resolve(config)
-        if json:
-            output.write_json(_document(settings))
-        else:
-            _show(settings)
-
-
-def _document(settings: Settings) -> dict[str, object]:
-    return {
-        "file": None if settings.file is None else str(settings.file),
-        "settings": {
-            name: {"value": _value(getattr(settings.options, name)), "from": origin}
+    if json:
+        values = {
+            name: {"value": _without_password(getattr(settings.options, name)), "from": origin}
             for name, origin in settings.origins.items()
-        },
-        "unknown_variables": list(settings.strangers),
-    }
-
-
-def _value(value: object) -> object:
-    return without_password(value) if type(value) is str else value
-
-
-def _show(settings: Settings) -> None:
+        }
+        file = None if settings.file is None else str(settings.file)
+        output.write_json({"file": file, "settings": values, "unknown_variables": list(settings.strangers)})
+        return
     table = output.table("settings", "setting", "value", "from", "flag", "variable")
     rows = [
         (name, shown(getattr(settings.options, name)), origin, SETTINGS[name].flag, SETTINGS[name].variable)

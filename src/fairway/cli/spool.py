@@ -158,9 +158,7 @@ def _check_given_up(directory: Path, group: str, options: CliOptions, *, may_rep
             f"drain; or give it up first, with `fairway cluster decommission {group}`"
         )
     if found.is_old:
-        raise FairwayError(
-            f"the meta server cannot reach the registry, and cannot tell whether group {group} is gone: try again later"
-        )
+        raise connections.unknown_fate(group)
 
 
 def _show_changed(verb: str, done: Changed, what: str, if_none: str, *, json: bool) -> None:

@@ -16,7 +16,6 @@ from fairway.errors import Misuse
 from fairway.groups.config import as_document, decode
 from fairway.protocol.admin_messages import Depth, GroupDescription, SubjectDescription
 from fairway.protocol.route_messages import RouteChange, SubjectRoute
-from fairway.runtime import terminal
 from fairway.runtime.clock import RealClock
 
 MaybeGroup = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only this group.")]
@@ -63,7 +62,10 @@ def groups(subject: OnlySubject = None, group: MaybeGroup = None, *, common: Com
     with common.connected("groups") as client:
         found = groups_of(client, subject, group, Depth.CONSUMERS)
         if common.json:
-            output.write_json({"groups": [_with_subject(*each) for each in found]})
+            documents = [{"subject": on.name, **output.named(each)} for on, each in found]
+            for document, (_, each) in zip(documents, found, strict=True):
+                document["config"] = None if each.config is None else as_document(decode(each.config))
+            output.write_json({"groups": documents})
             return
         columns = ("consumers>", "lag>", "in flight>", "waiting>", "dead>", "lost>", "weight>", "")
         table = output.table("groups", "subject", "group", *columns)
@@ -110,12 +112,6 @@ def _group_remarks(group: GroupDescription) -> str:
     return ", ".join(remarks)
 
 
-def _with_subject(subject: SubjectDescription, group: GroupDescription) -> dict[str, object]:
-    document = {"subject": subject.name, **output.named(group)}
-    document["config"] = None if group.config is None else as_document(decode(group.config))
-    return document
-
-
 @common_options
 def lag(
     subject: OnlySubject = None,
@@ -133,7 +129,9 @@ def lag(
     with common.connected("lag") as client:
         now_ms = RealClock().wall_ms()
         found = groups_of(client, subject, group)
-    behind = [(on, each, _oldest_s(each, now_ms)) for on, each in found]
+    behind = [
+        (on, each, None if each.oldest_ms is None else max(now_ms - each.oldest_ms, 0) / 1_000) for on, each in found
+    ]
     if common.json:
         output.write_json({"groups": [_lag_document(*each) for each in behind]})
     else:
@@ -156,10 +154,6 @@ def lag(
     is_old = older_s is not None and any(oldest_s is not None and oldest_s > older_s for *_, oldest_s in behind)
     if is_far or is_old:
         raise typer.Exit(output.Exit.DAMAGE)
-
-
-def _oldest_s(group: GroupDescription, now_ms: int) -> float | None:
-    return None if group.oldest_ms is None else max(now_ms - group.oldest_ms, 0) / 1_000
 
 
 def _lag_document(subject: SubjectDescription, group: GroupDescription, oldest_s: float | None) -> dict[str, object]:
@@ -289,7 +283,12 @@ def pause(subject: Subject, groups: ConsumerGroups, off: Off = False, *, common:
 def set_options(subject: Subject, pairs: Pairs, *, common: CommonOptions) -> None:
     """Set options of a subject, such as ordered=true. Clients get them with its route."""
     with output.failures("subject set"):
-        settings = dict(_pair(raw) for raw in pairs)
+        settings = {}
+        for raw in pairs:
+            name, equals, value = raw.partition("=")
+            if not name or not equals:
+                raise Misuse(f"{raw!r} is not NAME=VALUE: write an option such as ordered=true")
+            settings[name] = value
     common.decide("subject set", RouteChange.OPTIONS, subject, settings=settings)
 
 
@@ -299,16 +298,7 @@ def remove(subject: Subject, force: Anyway = False, *, common: CommonOptions) ->
     """Remove a subject with its groups, their inboxes and dead letters, on all brokers."""
     with common.connected("subject remove") as client:
         removed = client.remove_subject(subject, force=force)
-        if common.json:
-            output.write_json({"subject": subject, **output.named(removed)})
-        elif removed.existed:
-            terminal.say(f"subject {subject} is removed{output.lost(removed.groups, removed.messages, removed.dead)}")
-        else:
-            terminal.say(f"there is no subject {subject}: nothing was removed")
-
-
-def _pair(raw: str) -> tuple[str, str]:
-    name, equals, value = raw.partition("=")
-    if not name or not equals:
-        raise Misuse(f"{raw!r} is not NAME=VALUE: write an option such as ordered=true")
-    return name, value
+        said = f"there is no subject {subject}: nothing was removed"
+        if removed.existed:
+            said = f"subject {subject} is removed{output.lost(removed.groups, removed.messages, removed.dead)}"
+        common.say({"subject": subject, **output.named(removed)}, said)

@@ -242,7 +242,8 @@ def table(heading: str, rows: Iterable[GroupRow], width: int) -> Table:
     for column in made.columns:
         column.no_wrap, column.overflow = True, "ellipsis"
     for each in cells:
-        made.add_row(*(_cut(each[name], name_chars) for name in _NAMES), *(each[name] for name in kept))
+        names = (each[name] if len(each[name]) <= name_chars else f"{each[name][: name_chars - 1]}…" for name in _NAMES)
+        made.add_row(*names, *(each[name] for name in kept))
     remarks = []
     if len(shown) > _ROWS_MAX:
         remarks.append(f"{len(shown) - _ROWS_MAX:,} more: --json lists them all")
@@ -278,9 +279,10 @@ def _width(cells: Sequence[Mapping[str, str]], name: str) -> int:
 
 
 def _cells(row: GroupRow) -> dict[str, str]:
+    state = " (paused)" if row.is_paused else "" if row.consumers else " (nobody)"
     return {
         "subject": terminal.shown(row.subject),
-        "group": terminal.shown(f"{row.group}{_state(row)}"),
+        "group": terminal.shown(f"{row.group}{state}"),
         "in/s": f"{row.rate_in:,.0f}",
         "rate/s": f"{row.rate:,.0f}",
         "lag": f"{row.lag:,}",
@@ -291,13 +293,3 @@ def _cells(row: GroupRow) -> dict[str, str]:
         "share": output.share(row.share),
         "cold": output.share(row.cold_share),
     }
-
-
-def _cut(name: str, chars: int) -> str:
-    return name if len(name) <= chars else f"{name[: chars - 1]}…"
-
-
-def _state(row: GroupRow) -> str:
-    if row.is_paused:
-        return " (paused)"
-    return "" if row.consumers else " (nobody)"

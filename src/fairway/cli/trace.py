@@ -21,7 +21,7 @@ from fairway.errors import Code, FairwayError, Refused, Unreachable
 from fairway.runtime import terminal
 
 if TYPE_CHECKING:
-    from fairway import Client, DelayedMessage
+    from fairway import Client
     from fairway.batch import MessageId
     from fairway.cli.settings import CliOptions
     from fairway.cli.trace_timeline import InGroup, Timeline
@@ -63,19 +63,18 @@ def search_scope(
         unasked: dict[str, str] = {}
         homes = [Home(None, client)]
         if parse_any(options.url).meta:
-            homes = list(_connected(_broker_groups(options), options, stack, unasked))
+            found = [each for each in connections.everything(options).groups if each.kind == "broker"]
+            if not found:
+                raise Unreachable(
+                    f"no broker is registered at {options.url}: start brokers with --registry and --group"
+                )
+            routes = sorted(found, key=lambda each: each.name)
+            homes = list(_connected(routes, options, stack, unasked))
         homes = _with_subjects(homes, subject, unasked, is_lenient=is_lenient)
         if not homes:
             said = "; ".join(f"{name}: {why}" for name, why in unasked.items())
             raise Unreachable(f"none of the broker groups at {options.url} can be asked ({said})")
         yield SearchScope(client, homes, unasked)
-
-
-def _broker_groups(options: CliOptions) -> list[GroupRoute]:
-    found = [each for each in connections.everything(options).groups if each.kind == "broker"]
-    if not found:
-        raise Unreachable(f"no broker is registered at {options.url}: start brokers with --registry and --group")
-    return sorted(found, key=lambda each: each.name)
 
 
 def _connected(
@@ -164,7 +163,10 @@ def trace(
     if timeline is not None:
         output.write_json(timeline) if common.json else _show(timeline)
     elif not isinstance(found, list):
-        output.write_json({"pending": found}) if common.json else _show_pending(found)
+        if common.json:
+            output.write_json({"pending": found})
+        else:
+            terminal.say(f"message {found.id} of {found.subject} waits for its time: due {_clock(found.due_at)} UTC")
 
 
 def _unknown(id: MessageId, subject: str | None, archive: str | None, unasked: dict[str, str]) -> str:
@@ -219,10 +221,6 @@ def _sentence(group: InGroup, where: str) -> str:
     if group.acks > 1:
         parts.append(f"acked {group.acks} times")
     return ", ".join(parts)
-
-
-def _show_pending(pending: DelayedMessage) -> None:
-    terminal.say(f"message {pending.id} of {pending.subject} waits for its time: due {_clock(pending.due_at)} UTC")
 
 
 def _clock(at: datetime) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -73,20 +73,17 @@ def find(
     if not found and archive is not None:
         archived = in_archive(archive, id, subject)
         if archived is not None:
-            return [_archived(*archived, asked.homes)]
+            message, log_id = archived
+            # The broker group with that log: an archive may name the group otherwise than the cluster does.
+            home = next((each for each in asked.homes if each.has_log(log_id)), None)
+            kept = None if home is None else _message(home.client, message.subject, message.sequence)
+            return [FoundMessage(message, home, kept is not None and kept.id == message.id)]
     if not found:
         pending = _among_delayed(asked, id)
         if pending is not None:
             return pending
         found = _everywhere(asked.homes, id, "looking into messages", _in_batches)
     return found
-
-
-def _archived(message: ShownMessage, log_id: str, homes: Sequence[Home]) -> FoundMessage:
-    """Find the broker group by the ID of its log: an archive may name the group otherwise than the cluster does."""
-    home = next((each for each in homes if each.has_log(log_id)), None)
-    kept = None if home is None else _message(home.client, message.subject, message.sequence)
-    return FoundMessage(message, home, kept is not None and kept.id == message.id)
 
 
 def _everywhere(homes: Sequence[Home], id: MessageId, title: str, look: Look) -> list[FoundMessage]:
@@ -194,29 +191,32 @@ def in_archive(path: str, id: MessageId, subject: str | None) -> tuple[ShownMess
             f"{path} is not on a local disk, where `fairway trace` reads archives: "
             f"""`fairway pipeline trace SUBJECT --archive {path} --where "id = '{id}'"` reads it with Spark"""
         )
-    try:
-        return _in_files(Path(path), id, subject)
-    except OSError as error:  # errors of pyarrow are such, too
-        raise FairwayError(f"the archive {path} cannot be read: {error}") from error
-
-
-def _in_files(root: Path, id: MessageId, subject: str | None) -> tuple[ShownMessage, str] | None:
     import pyarrow.dataset as ds
 
-    state = _state(root)
-    files = [each for each in state.files.values() if subject in {None, each.subject}]
-    with output.slow_bar("looking into the archive", sum(each.rows for each in files)) as advance:
-        done = 0
-        for each in sorted(files, key=lambda file: (file.date, file.first), reverse=True):
-            rows = ds.dataset(str(root / each.path), format="parquet").to_table(filter=ds.field("id") == str(id))
-            for row in rows.to_pylist():
-                found = _of_row(each.subject, row)
-                spans = state.ranges_of(each.subject, each.broker_group)
-                logs = [span.log_id for span in spans if span.first <= found.sequence < span.end]
-                return found, logs[0] if logs else ""
-            done += each.rows
-            advance(done)
-    return None
+    root = Path(path)
+    try:
+        state = _state(root)
+        files = [each for each in state.files.values() if subject in {None, each.subject}]
+        with output.slow_bar("looking into the archive", sum(each.rows for each in files)) as advance:
+            done = 0
+            for each in sorted(files, key=lambda file: (file.date, file.first), reverse=True):
+                rows = ds.dataset(str(root / each.path), format="parquet").to_table(filter=ds.field("id") == str(id))
+                for row in rows.to_pylist():
+                    text, coded = consume.of_payload(row["payload"])
+                    shown = {name: row[name] for name in ("sequence", "id", "created_at", "appended_at", "key")}
+                    more = {"tags": row["tags"] or [], "headers": dict(row["headers"] or ())}
+                    found = msgspec.convert(
+                        {"subject": each.subject, **shown, **more, "payload": text, "payload_base64": coded},
+                        ShownMessage,
+                    )
+                    spans = state.ranges_of(each.subject, each.broker_group)
+                    logs = [span.log_id for span in spans if span.first <= found.sequence < span.end]
+                    return found, logs[0] if logs else ""
+                done += each.rows
+                advance(done)
+        return None
+    except OSError as error:  # errors of pyarrow are such, too
+        raise FairwayError(f"the archive {path} cannot be read: {error}") from error
 
 
 def _state(root: Path) -> ArchiveState:
@@ -231,12 +231,3 @@ def _state(root: Path) -> ArchiveState:
         path = root / manifest.name_of(number)
         manifest.decode(path.read_bytes(), str(path), state)
     return state
-
-
-def _of_row(subject: str, row: dict[str, Any]) -> ShownMessage:
-    text, coded = consume.of_payload(row["payload"])
-    shown = {name: row[name] for name in ("sequence", "id", "created_at", "appended_at", "key")}
-    more = {"tags": row["tags"] or [], "headers": dict(row["headers"] or ())}
-    return msgspec.convert(
-        {"subject": subject, **shown, **more, "payload": text, "payload_base64": coded}, ShownMessage
-    )

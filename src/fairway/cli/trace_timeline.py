@@ -87,7 +87,8 @@ class Histories:
         is_once = self._names.modes.get(action.group_id) is Mode.AT_MOST_ONCE
         for each in histories:
             if action.ranges:
-                if any(first <= each.place.sequence < first + count for first, count in _ranges(body, action)):
+                ranges = _RANGE.iter_unpack(body[action.ranges_at : action.detail_at])
+                if any(first <= each.place.sequence < first + count for first, count in ranges):
                     each.apply(event, action, detail, is_at_most_once=is_once)
             elif action.consumer_id:
                 each.end_consumer(event, action)
@@ -112,10 +113,6 @@ class Histories:
         """Whether the awaited groups are done with each place."""
         done = {(each.place, each.group) for each in self if each.is_done}
         return all((place, group) in done for place, groups in awaited.items() for group in groups)
-
-
-def _ranges(body: bytes, action: ActionHeader) -> Iterator[tuple[int, int]]:
-    return _RANGE.iter_unpack(body[action.ranges_at : action.detail_at])
 
 
 class TimelineEvent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -261,18 +258,19 @@ def _in_order(parts: Sequence[_BrokerPart]) -> list[TimelineEvent]:
         own = [each for each in part.histories if each.place.subject == subject]
         of_copies = [each for each in part.histories if each.place.subject != subject]
         events += [each for history in own for each in _events(history, part.names, subject, elsewhere, earlier)]
-        events += [_copied(each, group, elsewhere) for group in part.copies for each in part.copies[group]]
+        events += [  # the copies into the inboxes of groups
+            TimelineEvent(
+                each.appended_at, copied_by(each.headers), group, subject=each.subject, broker_group=elsewhere
+            )
+            for group in part.copies
+            for each in part.copies[group]
+        ]
         events += [each for history in of_copies for each in _events(history, part.names, subject, elsewhere, earlier)]
     return sorted(events, key=lambda each: each.at)
 
 
 def _beginning(message: ShownMessage) -> list[TimelineEvent]:
     return [TimelineEvent(message.created_at, "created"), TimelineEvent(message.appended_at, "stored")]
-
-
-def _copied(copy: ShownMessage, group: str, elsewhere: str | None) -> TimelineEvent:
-    """The event of a copy into the inbox of a group."""
-    return TimelineEvent(copy.appended_at, copied_by(copy.headers), group, subject=copy.subject, broker_group=elsewhere)
 
 
 def _earlier_attempts(part: _BrokerPart) -> dict[MessageLocation, int]:

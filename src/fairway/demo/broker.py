@@ -25,7 +25,7 @@ from fairway.cli.arguments import KeptDirectory, Seconds
 from fairway.cli.connections import describe
 from fairway.cli.top import GroupRow, RateMeter
 from fairway.client.sync.connection import PendingMany
-from fairway.demo import cluster, directory, log, screen
+from fairway.demo import TICK_S, cluster, directory, log, rounds, say_tries, screen
 from fairway.errors import FairwayError, StorageFault
 from fairway.protocol.admin_messages import Depth
 from fairway.runtime import host, terminal
@@ -43,10 +43,7 @@ app.command("log")(log.log)
 app.command("cluster")(cluster.cluster)
 
 _ORDERS_PER_S = 300
-_TICK_S = 0.05
 _LOOK_S = 1.0
-_SAY_S = 5.0  # between two tables, without a terminal
-_START_S = 60.0  # a machine that swaps is slow, not broken
 _ANSWER_S = 2.0  # before the screen shows the broker as down
 _DRAIN_S = 10.0  # for the quick groups to finish what was sent
 _END_S = 30.0
@@ -141,7 +138,7 @@ def run_shop(url: str) -> dict[str, ShopGroupReport]:
     @app.listener(SUBJECT, group=FRAUD)
     def check(message: fairway.Message) -> None:
         tally = tallies[FRAUD]
-        if is_stolen(message.payload):
+        if msgspec.json.decode(message.payload)["order"] % _STOLEN_ONE_IN == 0:
             tally.report.rejected += 1
             raise fairway.Reject("a stolen card")
         if rng.below(_BUSY_ONE_IN) == 0:
@@ -158,47 +155,7 @@ def order(number: int) -> bytes:
     return msgspec.json.encode({"order": number, "total": number % 97 + 0.5})
 
 
-def is_stolen(payload: bytes) -> bool:
-    number: int = msgspec.json.decode(payload)["order"]
-    return number % _STOLEN_ONE_IN == 0
-
-
 # --- the show ---------------------------------------------------------------------------------------------------------
-
-
-class _DemoBroker:
-    """`fairway up` in a process of its own; restarted after a kill."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self.lives = 0
-        self.url = ""
-        self._start("0")
-
-    def _start(self, port: str) -> None:
-        from fairway.runtime.process import Child
-
-        self.child = Child("fairway", "up", "--data", str(self._root), "--port", port)
-        ready = self.child.line(timeout_s=_START_S)
-        if ready is None:
-            raise StorageFault("the broker did not start: see its message above")
-        self.url = next(word for word in ready.split() if word.startswith("fairway://")).rstrip(",")
-        self.lives += 1
-
-    def revive(self) -> bool:
-        """Restart the broker if it is dead; returns whether it was."""
-        if self.child.is_alive:
-            return False
-        self._close()
-        self._start(self.url.rpartition(":")[2])
-        return True
-
-    def stop(self) -> None:
-        _end(self.child)
-        self._close()
-
-    def _close(self) -> None:
-        self.child.__exit__(None, None, None)
 
 
 def _end(child: Child) -> list[str]:
@@ -229,39 +186,46 @@ class _Demo:
         """Run the demo; returns whether every stored order reached `billing`."""
         from fairway.runtime.process import Child
 
-        self._server = _DemoBroker(self._root)
+        # Restarted at once after a kill, on the same port and directory.
+        self._server = cluster.DemoServer("the broker", "", None, "up", "--data", str(self._root), away_s=0.0)
+        self._url = f"fairway://{self._server.address}"
         try:
+            self._server.start()
+            self._server.await_ready()
             with (
-                Child("fairway", "demo", "shop", self._server.url) as shop,
-                fairway.Client(self._server.url) as client,  # connects in the background: the broker may be dead by now
+                Child("fairway", "demo", "shop", self._url) as shop,
+                fairway.Client(self._url) as client,  # connects in the background: the broker may be dead by now
             ):
                 self._say_what_to_try()
                 self._show(client, seconds)
                 self._drain(client)
-                reports = self._reports(_end(shop))
+                words = _end(shop)
+                if not words:
+                    raise StorageFault("the shop has said nothing: see its message above")
+                reports = msgspec.json.decode(words[-1], type=dict[str, ShopGroupReport])
                 rows = self._look(client)
                 self._collect(is_final=True)
             return self._sum_up(reports, rows)
         finally:
+            self._server.ask_to_end()
             self._server.stop()
 
     # --- live --------------------------------------------------------------------------------------------------------
 
     def _show(self, client: Client, seconds: float | None) -> None:
-        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
         with screen(self._out) as update:
-            while not self._ending.wait(_TICK_S):
-                now_ns = self._clock.monotonic_ns()
-                if seconds is not None and now_ns - start_ns >= seconds * 1e9:
-                    return
-                self._send(client, (now_ns - start_ns) / 1e9)
-                if self._server.revive():
-                    self._out.print(f"the broker was gone; it is process {self._server.child.pid} now")
-                if now_ns - looked_ns >= _LOOK_S * 1e9:
-                    looked_ns = now_ns
-                    is_due = now_ns - said_ns >= _SAY_S * 1e9
-                    said_ns = now_ns if is_due else said_ns
+            for elapsed_s, is_look, is_due in rounds(self._ending, seconds, _LOOK_S):
+                self._send(client, elapsed_s)
+                if self._revive():
+                    self._out.print(f"the broker was gone; it is process {self._server.pid} now")
+                if is_look:
                     update(self._view(client), is_due)
+
+    def _revive(self) -> bool:
+        is_back = self._server.revive()
+        if is_back:
+            self._server.await_ready()
+        return is_back
 
     def _send(self, client: Client, elapsed_s: float) -> None:
         """Send the orders that are due by now; those of a time without a broker follow when it is back."""
@@ -305,7 +269,7 @@ class _Demo:
         """Wait until all orders are stored and the quick groups have them, or until a timeout."""
         end_ns = self._clock.monotonic_ns() + int(_DRAIN_S * 1e9)
         while self._clock.monotonic_ns() < end_ns:
-            self._server.revive()
+            self._revive()
             self._collect(is_final=False)
             try:
                 rows = [row for row in self._look(client) if row.group != MAILER]
@@ -314,12 +278,7 @@ class _Demo:
             has_begun = len(rows) == len(GROUPS) - 1
             if has_begun and not self._pending and not any(row.lag + row.in_flight + row.waiting for row in rows):
                 return
-            host.sleep(_TICK_S)
-
-    def _reports(self, words: list[str]) -> dict[str, ShopGroupReport]:
-        if not words:
-            raise StorageFault("the shop has said nothing: see its message above")
-        return msgspec.json.decode(words[-1], type=dict[str, ShopGroupReport])
+            host.sleep(TICK_S)
 
     def _sum_up(self, reports: dict[str, ShopGroupReport], rows: list[GroupRow]) -> bool:
         from rich.text import Text
@@ -353,17 +312,14 @@ class _Demo:
 
     def _say_what_to_try(self) -> None:
         tries = {
-            f"export FAIRWAY_URL={self._server.url} PATH=.venv/bin:$PATH": "",
+            f"export FAIRWAY_URL={self._url} PATH=.venv/bin:$PATH": "",
             "fairway top": "who gets what",
             "fairway tail order.changed --json": "what is sent",
             "fairway dead list order.changed fraud": "what fraud has given up",
             "fairway dead redrive order.changed fraud --all": "and to it again",
             "fairway pause order.changed billing": "and resume: it catches up",
             "fairway doctor": "",
-            f"kill -9 {self._server.child.pid}": "the broker: it comes back, nothing is lost",
+            f"kill -9 {self._server.pid}": "the broker: it comes back, nothing is lost",
         }
         who = "billing is quick, mailer is slow, fraud fails now and then"
-        self._out.print(f"{_ORDERS_PER_S} orders a second; {who}. In another shell:")
-        for command, what in tries.items():
-            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
-        self._out.print()
+        say_tries(self._out, f"{_ORDERS_PER_S} orders a second; {who}.", tries)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -33,7 +34,7 @@ from fairway.cli import cluster as cluster_verb
 from fairway.cli import connections, output
 from fairway.cli.arguments import KeptDirectory, Seconds
 from fairway.cli.settings import CliOptions
-from fairway.demo import directory, screen
+from fairway.demo import TICK_S, directory, rounds, say_tries, screen
 from fairway.errors import FairwayError
 from fairway.protocol.receipts import Pending
 from fairway.protocol.route_messages import Govern, Governed, GroupRoute, RouteChange, Routed
@@ -66,8 +67,9 @@ class ServerFailed(FairwayError):
 class _Absence:
     """How long a process has been dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, away_s: float = AWAY_S) -> None:
         self._clock = RealClock()
+        self._away_s = away_s
         self._since_ns: int | None = None
 
     def is_over(self, *, is_alive: bool) -> bool:
@@ -77,20 +79,21 @@ class _Absence:
             self._since_ns = None
         elif self._since_ns is None:
             self._since_ns = now_ns
-        return self._since_ns is not None and now_ns - self._since_ns >= AWAY_S * 1e9
+        return self._since_ns is not None and now_ns - self._since_ns >= self._away_s * 1e9
 
 
 class DemoServer:
     """`fairway ...` in a process of its own; its port and its directory stay through all its lives."""
 
-    def __init__(self, name: str, group: str, logs: Path, *arguments: str) -> None:
+    def __init__(self, name: str, group: str, logs: Path | None, *arguments: str, away_s: float = AWAY_S) -> None:
+        """`logs`: the directory for its stderr; None: that of this process. `away_s`: how long it stays dead."""
         self.name = name
         self.group = group  # the server group; empty for a server in none
         self.port = free_port()
         self.lives = 0
-        self._log = logs / f"{name}.log"
+        self._log = None if logs is None else logs / f"{name}.log"
         self._arguments = (*arguments, "--port", str(self.port))
-        self._absence = _Absence()
+        self._absence = _Absence(away_s)
         self._child: Child | None = None
 
     @property
@@ -150,6 +153,8 @@ class DemoServer:
 
     def last_words(self) -> str:
         """The last lines of its stderr."""
+        if self._log is None:
+            return "see its message above"
         lines = self._log.read_text(errors="replace").splitlines() if self._log.is_file() else []
         return lines[-1] if lines else "it said nothing"
 
@@ -158,7 +163,7 @@ class Cluster:
     """All servers of the cluster."""
 
     def __init__(self, root: Path, zookeeper: Ensemble) -> None:
-        self._zookeeper = zookeeper
+        self.zookeeper = zookeeper
         self._absence = _Absence()
         self._root = root
         registry = f"zookeeper://{zookeeper.hosts}"
@@ -181,10 +186,6 @@ class Cluster:
     def _data(self, name: str) -> tuple[str, str]:
         return "--data", str(self._root / name)
 
-    @property
-    def zookeeper_pid(self) -> int | None:
-        return self._zookeeper.servers[0].pid
-
     def at(self, address: str) -> DemoServer | None:
         """The server that listens at the address."""
         return next((each for each in self.servers if each.address == address), None)
@@ -201,7 +202,7 @@ class Cluster:
         return back + (["zookeeper"] if self._revive_zookeeper() else [])
 
     def _revive_zookeeper(self) -> bool:
-        [server] = self._zookeeper.servers
+        [server] = self.zookeeper.servers
         if not self._absence.is_over(is_alive=server.is_alive):
             return False
         server.kill()
@@ -269,8 +270,6 @@ class Traffic:
         self._is_ending = True
         self._workers.join(_JOIN_S)
 
-    # --- sending -----------------------------------------------------------------------------------------------------
-
     def send(self, client: Client, elapsed_s: float) -> None:
         """Send the orders that are due by now; those that no broker takes now are sent later."""
         due = min(round(elapsed_s * _ORDERS_PER_S) - self.sent, _ORDERS_PER_S)
@@ -286,8 +285,6 @@ class Traffic:
                 self.stored.add(number)
             else:
                 self.failed += 1
-
-    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def _consume(self, consumer: Consumer) -> None:
         with consumer:
@@ -338,9 +335,7 @@ class Traffic:
 # --- the show ---------------------------------------------------------------------------------------------------------
 
 SUBJECT = "order.changed"
-_TICK_S = 0.05
 _LOOK_S = 0.5
-_SAY_S = 5.0  # between two tables, without a terminal
 _SETTLE_S = 60.0  # until all groups have a master, and their copies are in sync
 _DRAIN_S = 30.0  # for what was stored to be consumed
 _KILL_FROM_S = 12.0  # a shorter demo has no time for a failover
@@ -390,14 +385,13 @@ class _ClusterDemo:
                 self._drain(traffic)
             return self._sum_up(traffic)
 
-    # --- before ------------------------------------------------------------------------------------------------------
-
     def _await_settled(self) -> Routed:
         """Wait until every group has a master and its copies are in sync."""
         end_ns = self._clock.monotonic_ns() + int(_SETTLE_S * 1e9)
         while True:
             found = self._look()
-            if found is not None and len(found.groups) == 3 and all(map(_is_settled, found.groups)):
+            in_sync = [] if found is None else [sum(copy.is_in_sync for copy in each.copies) for each in found.groups]
+            if found is not None and in_sync == [_COPIES] * 3 and all(each.is_writable for each in found.groups):
                 return found
             if self._clock.monotonic_ns() > end_ns:
                 if found is not None:
@@ -416,21 +410,13 @@ class _ClusterDemo:
     # --- live --------------------------------------------------------------------------------------------------------
 
     def _show(self, client: Client, traffic: Traffic, seconds: float | None) -> None:
-        start_ns = looked_ns = said_ns = self._clock.monotonic_ns()
         with screen(self._out) as update:
-            while not self._ending.wait(_TICK_S):
-                now_ns = self._clock.monotonic_ns()
-                elapsed_s = (now_ns - start_ns) / 1e9
-                if seconds is not None and elapsed_s >= seconds:
-                    return
+            for elapsed_s, is_look, is_due in rounds(self._ending, seconds, _LOOK_S):
                 traffic.send(client, elapsed_s)
                 for name in self._servers.revive():
                     self._out.print(f"{name} was away; it is back")
-                if now_ns - looked_ns < _LOOK_S * 1e9:
+                if not is_look:
                     continue
-                looked_ns = now_ns
-                is_due = now_ns - said_ns >= _SAY_S * 1e9
-                said_ns = now_ns if is_due else said_ns
                 found = self._look()
                 update(self._view(found, traffic), is_due)
                 if seconds is not None and seconds >= _KILL_FROM_S and elapsed_s >= seconds / 2:
@@ -440,15 +426,11 @@ class _ClusterDemo:
         from rich.console import Group as RichGroup
         from rich.text import Text
 
-        if found is None:
-            return RichGroup(Text("no meta server answers"), Text(traffic.sentence()), Text(self._processes()))
-        return RichGroup(cluster_verb.shown(found), Text(traffic.sentence()), Text(self._processes()))
-
-    def _processes(self) -> str:
-        """Suggest what to kill."""
-        servers = [(each.name, each.pid) for each in self._servers.servers]
-        known = [("zookeeper", self._servers.zookeeper_pid), *servers]
-        return "processes: " + ", ".join(f"{name} {pid or 'away'}" for name, pid in known)
+        servers = [(each.name, each.pid) for each in self._servers.servers]  # suggests what to kill
+        known = [("zookeeper", self._servers.zookeeper.servers[0].pid), *servers]
+        processes = "processes: " + ", ".join(f"{name} {pid or 'away'}" for name, pid in known)
+        shown = Text("no meta server answers") if found is None else cluster_verb.shown(found)
+        return RichGroup(shown, Text(traffic.sentence()), Text(processes))
 
     def _follow_killings(self, found: Routed | None) -> None:
         """Kill the masters of two groups once, and measure the time until others lead."""
@@ -465,7 +447,7 @@ class _ClusterDemo:
                 self._killed[name] = _Killing(group.epoch, self._clock.monotonic_ns())
                 self._out.print(f"kill -9 {master.pid}: {master.name}, which leads {name} under epoch {group.epoch}")
                 master.kill()
-        elif killed.took_s is None and killed.is_over(group):
+        elif killed.took_s is None and group.epoch > killed.epoch and group.master:
             killed.took_s = (self._clock.monotonic_ns() - killed.at_ns) / 1e9
             heir = self._servers.at(group.master)
             self._out.print(
@@ -488,7 +470,7 @@ class _ClusterDemo:
             elif traffic.is_complete():
                 return
             self._servers.revive()
-            host.sleep(_TICK_S)
+            host.sleep(TICK_S)
 
     def _sum_up(self, traffic: Traffic) -> bool:
         *counts, verdict = traffic.sum_up()
@@ -501,7 +483,9 @@ class _ClusterDemo:
         return not traffic.lost
 
     def _say_what_to_try(self, found: Routed) -> None:
-        pid, delay_pid = (self._pid_of_master(_group(found, name)) for name in _KILLED)
+        groups = [_group(found, name) for name in _KILLED]
+        masters = [None if group is None else self._servers.at(group.master) for group in groups]
+        pid, delay_pid = ("PID" if master is None else str(master.pid) for master in masters)
         tries = {
             f"export FAIRWAY_URL={self._servers.url} PATH=.venv/bin:$PATH": "",
             "fairway cluster --watch": "who leads, who follows, who is behind",
@@ -513,32 +497,17 @@ class _ClusterDemo:
             f"fairway tail {SUBJECT} --json": "what is sent",
             "fairway delay count": "what waits at the delay servers",
         }
-        self._out.print(f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s. In another shell:")
-        for command, what in tries.items():
-            self._out.print(f"  {command:48} # {what}" if what else f"  {command}", soft_wrap=True)
-        self._out.print()
-
-    def _pid_of_master(self, group: GroupRoute | None) -> str:
-        master = None if group is None else self._servers.at(group.master)
-        return "PID" if master is None else str(master.pid)
+        say_tries(self._out, f"Everything is up. Whoever is killed comes back after {AWAY_S:g} s.", tries)
 
 
+@dataclass
 class _Killing:
     """Of a master, by the show itself."""
 
-    def __init__(self, epoch: int, at_ns: int) -> None:
-        self.at_ns = at_ns
-        self.took_s: float | None = None  # until another copy led
-        self._epoch = epoch
-
-    def is_over(self, group: GroupRoute) -> bool:
-        return group.epoch > self._epoch and bool(group.master)
+    epoch: int
+    at_ns: int
+    took_s: float | None = None  # until another copy led
 
 
 def _group(found: Routed | None, name: str) -> GroupRoute | None:
     return None if found is None else next((each for each in found.groups if each.name == name), None)
-
-
-def _is_settled(group: GroupRoute) -> bool:
-    in_sync = sum(copy.is_in_sync for copy in group.copies)
-    return group.is_writable and in_sync == _COPIES

@@ -93,34 +93,31 @@ def _open(root: Path) -> Store:
 
 
 async def _write(root: Path) -> None:
-    """Append until killed, or until the parent closes the pipe."""
+    """Append until killed, or until the parent closes the pipe. Print the number of each batch once it is durable."""
+    from fairway.storage.action_log import Action
+
     store = _open(root)
     try:
-        await _append_for_ever(store)
+        clock = RealClock()
+        waiting: deque[tuple[int, asyncio.Task[None]]] = deque()
+        number = 0
+        while True:
+            subject, data = _batch(number)
+            receipt = store.produce(subject, data)
+            waiting.append((number, asyncio.ensure_future(store.durable(receipt))))
+            span = (receipt.first_sequence, receipt.count)
+            store.act(
+                [Action(_GROUP_ID, receipt.subject_id, GroupEvent(ActionKind.ACK, clock.wall_ms(), ranges=(span,)))]
+            )
+            number += 1
+            while len(waiting) >= _IN_FLIGHT_MAX:
+                confirmed, durable = waiting.popleft()
+                await durable
+                terminal.say(str(confirmed))
     except BrokenPipeError:
         pass
     finally:
         await store.close()
-
-
-async def _append_for_ever(store: Store) -> None:
-    """Print the number of each batch once it is durable."""
-    from fairway.storage.action_log import Action
-
-    clock = RealClock()
-    waiting: deque[tuple[int, asyncio.Task[None]]] = deque()
-    number = 0
-    while True:
-        subject, data = _batch(number)
-        receipt = store.produce(subject, data)
-        waiting.append((number, asyncio.ensure_future(store.durable(receipt))))
-        span = (receipt.first_sequence, receipt.count)
-        store.act([Action(_GROUP_ID, receipt.subject_id, GroupEvent(ActionKind.ACK, clock.wall_ms(), ranges=(span,)))])
-        number += 1
-        while len(waiting) >= _IN_FLIGHT_MAX:
-            confirmed, durable = waiting.popleft()
-            await durable
-            terminal.say(str(confirmed))
 
 
 # --- the show ---------------------------------------------------------------------------------------------------------

@@ -70,7 +70,11 @@ class MemoryLink:
         self, world: Simulation, line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock
     ) -> None:
         self._world = world
-        self._inner = world.run(_made(line, addresses, net, clock))
+
+        async def made() -> LoopLink:
+            return LoopLink(line, addresses, net, clock)
+
+        self._inner = world.run(made())
         self.lock: AbstractContextManager[None] = nullcontext()
 
     def start(self) -> None:
@@ -107,10 +111,6 @@ class MemoryLink:
 
     def close(self, timeout_s: float) -> None:
         self._world.run(self._inner.close(timeout_s))
-
-
-async def _made(line: Line, addresses: Sequence[BrokerAddress], net: Net, clock: Clock) -> LoopLink:
-    return LoopLink(line, addresses, net, clock)
 
 
 class MemoryDelay:
@@ -306,19 +306,19 @@ class MemoryBroker:
             served = [(each, client.consumer(**each.settings)) for each in app.listeners]
             self._served[id(app)] = served
         handled = 0
-        while messages := sum(self._handle_some(app, *each) for each in served):
-            handled += messages
+        before = -1
+        while handled > before:
+            before = handled
+            for listener, consumer in served:
+                messages: list[Message] = consumer.take(listener.batch_max or 1, QUIET_S)
+                if messages and listener.is_async:
+                    self.run(app.handle_async(listener, messages))
+                elif messages:
+                    app.handle(listener, messages)
+                handled += len(messages)
         for _, consumer in served:
             consumer.flush()
         return handled
-
-    def _handle_some(self, app: App, listener: Listener, consumer: Consumer) -> int:
-        messages: list[Message] = consumer.take(listener.batch_max or 1, QUIET_S)
-        if messages and listener.is_async:
-            self.run(app.handle_async(listener, messages))
-        elif messages:
-            app.handle(listener, messages)
-        return len(messages)
 
     # --- restarts ----------------------------------------------------------------------------------------------------
 

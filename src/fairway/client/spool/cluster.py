@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic
+from typing import Generic
 
 from fairway.batch import MessageId
 from fairway.batch.layout import is_delayed
@@ -34,31 +33,25 @@ from fairway.client.spool.spool import (
 from fairway.errors import FairwayError
 from fairway.protocol.receipts import SpoolBatchReceipt
 from fairway.protocol.route_messages import SubjectRoute
-from fairway.protocol.spool_port import Buffer, Handed, SendPath
+from fairway.protocol.spool_port import Handed, SendPath
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
 NOWHERE = ""  # the name of the gate for batches without a group
 
 
-class SpoolGate(Generic[ConnectionT]):
+class SpoolGate(SpoolPolicy, Generic[ConnectionT]):
     """The way into the spool beside the connection to one group. Called under the lock of that connection."""
 
     def __init__(self, spool: ClusterSpool[ConnectionT], connection: ConnectionT) -> None:
+        super().__init__(spool)
         # The spool writes the next three.
         self.is_near = False  # all that was kept for the group is on its way there
         self.is_clear = False  # nothing that was kept for the group is left
         self.must_divert = False  # the spool holds batches without a group, of an ordered subject that this group has
         self.connection_there = connection
-        self._spool = spool
-        self._choice = SpoolPolicy(spool.options, self)
+        self._of = spool
         self._is_keeping = False
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        return self.connection_there.link.lock
-
-    # --- SpoolStatus -------------------------------------------------------------------------------------------------
 
     @property
     def is_connected(self) -> bool:
@@ -75,10 +68,6 @@ class SpoolGate(Generic[ConnectionT]):
     # --- SpoolPort ---------------------------------------------------------------------------------------------------
 
     @property
-    def send_path(self) -> SendPath:
-        return self._choice.send_path
-
-    @property
     def stream_key(self) -> bytes:
         return self._spool.stream_key
 
@@ -88,33 +77,25 @@ class SpoolGate(Generic[ConnectionT]):
 
     @property
     def trouble(self) -> str:
-        return self._spool.keeping.full_sentence
-
-    def look(self, buffer: Buffer, now_ns: int) -> None:
-        self._choice.look(buffer, now_ns)
-
-    def next_look_ns(self) -> int | None:
-        if self.send_path is SendPath.DIVERT:
-            return self._spool.keeping.full_until_ns or None
-        return self._choice.next_look_ns()
+        return self._spool.trouble
 
     def room_for(self, messages: int, size_bytes: int) -> bool:
-        return self._spool.keeping.room_for(messages, size_bytes) and self.fault is None
+        return self._spool.room_for(messages, size_bytes)
 
     def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
         self._is_keeping = True
-        self._spool.note_handed(handed, 1)
-        self.connection_there.core.line.run_later(partial(self._spool.keep, self, handed, done))
+        self._of.note_handed(handed, 1)
+        self.connection_there.core.line.run_later(partial(self._of.keep, self, handed, done))
 
     def kept(self, done: Callable[[FairwayError | None], None], fault: FairwayError | None) -> None:
         """Report whether the batches that were handed over are safe. Called without any lock."""
-        with self.lock:
+        with self.connection_there.link.lock:
             self._is_keeping = False
             done(fault)
         self.connection_there.link.stir()
 
     def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
-        return self._spool.keeping.receipt(subject, count, first_id)
+        return self._spool.receipt(subject, count, first_id)
 
 
 class ClusterSpool(ClientSpool, Generic[ConnectionT]):
@@ -185,14 +166,14 @@ class ClusterSpool(ClientSpool, Generic[ConnectionT]):
 
         def kept(fault: FairwayError | None) -> None:
             self.note_handed(handed, -1)
-            self.fault = self.fault or self.keeping.check()
+            self._check()
             self.refresh()
             self.sorting.go_on()
             self._cluster_client.meta.core.line.run_later(partial(gate.kept, done, fault))
             self._cluster_client.meta.link.stir()
 
         with self._lock:
-            self.keeping.keep(handed, kept)
+            self._write(handed, kept)
 
     def note_handed(self, handed: Sequence[Handed], step: int) -> None:
         """Count batches without a group on their way to the journal: `step` 1 when they leave, -1 when they are kept.

@@ -22,42 +22,7 @@ from typing import TypeAlias
 from fairway import limits
 from fairway.batch.identity import derived_secret
 from fairway.batch.layout import is_delayed
-from fairway.client.spool.journal_files import (
-    ASIDE,
-    CHUNK_BYTES,
-    CLUSTER_VERSION,
-    KEYED_CLUSTER_VERSION,
-    KEYED_VERSION,
-    VERSION,
-    Aside,
-    BadSpoolRecord,
-    ClusterMarks,
-    CutShort,
-    JournalSegment,
-    JournalSurvey,
-    JournalWrite,
-    KeyedMarks,
-    Marks,
-    PendingEntry,
-    PlacementRecord,
-    Restream,
-    SpoolDamage,
-    SpoolEntry,
-    SpoolRecord,
-    SpoolRecordKind,
-    aside_name,
-    aside_parts,
-    entry_body,
-    entry_of,
-    marks_body,
-    marks_of,
-    nobody,
-    pack,
-    parse,
-    read_aside,
-    segment_name,
-    tell_all,
-)
+from fairway.client.spool import journal_files as files
 from fairway.errors import DiskFull, StorageFault, invariant
 from fairway.protocol.spool_port import Handed
 from fairway.runtime.clock import Clock
@@ -68,7 +33,7 @@ MARK_ROOM_BYTES = 64 * limits.KIB  # reserved behind each segment: some hundred 
 PLACES_PART = 4  # a quarter of a segment, in a cluster: an entry has 192 bytes or more, its place and end 25 to 45
 DONE_NOTED_EVERY = 16  # entries; far fewer than the broker remembers of a stream
 
-OnRecovered: TypeAlias = Callable[[list[SpoolEntry]], None]
+OnRecovered: TypeAlias = Callable[[list[files.SpoolEntry]], None]
 
 
 class Journal:
@@ -96,26 +61,26 @@ class Journal:
         self.sent = 0  # entries with smaller numbers may have been sent
         self.sent_before = 0  # entries with smaller numbers may have been sent by an earlier owner
         self.since_ms = clock.wall_ms()  # when the oldest entry that is left was written
-        self.damages: list[SpoolDamage] = []
+        self.damages: list[files.SpoolDamage] = []
         self.murky: set[int] = set()  # streams with a set-aside entry whose fate is unknown; never iterated
-        self.placed: dict[int, PlacementRecord] = {}  # the last recorded place of each entry that is not done
+        self.placed: dict[int, files.PlacementRecord] = {}  # the last recorded place of each entry that is not done
         self.doubts: set[int] = set()  # of the placed entries, those that may be stored there; never iterated
         self.held: Counter[str] = Counter()  # entries that are not done, by group
         self.unplaced: Counter[tuple[str, bool]] = Counter()  # entries without a group, by subject and due later or not
         self._clock = clock
         self._segment_bytes = segment_bytes
         self._is_synced = is_synced
-        self._segments: deque[JournalSegment] = deque()
-        self._pending: dict[int, PendingEntry] = {}  # entries that are not done
+        self._segments: deque[files.JournalSegment] = deque()
+        self._pending: dict[int, files.PendingEntry] = {}  # entries that are not done
         self._next = 0  # number of the next entry
         self._end = 0
         self._synced_end = 0
         self._cursor = 0  # entries before this position are loaded
-        self._restreams: list[Restream] = []
+        self._restreams: list[files.Restream] = []
         self._replaced: set[int] = set()  # entries that another entry replaces: no longer set aside; never iterated
         self._done_unnoted: list[int] = []  # done, not yet recorded
         self._are_marks_due = False
-        self._jobs: list[JournalWrite] = []
+        self._jobs: list[files.JournalWrite] = []
         self._is_committing = False
         self._is_loading = False
         self._is_rewound = False  # `rewind` was called during a load
@@ -128,7 +93,7 @@ class Journal:
     ) -> Journal:
         """A journal that a dead process left behind. The caller has locked its disk. Blocks until all of it is read."""
         journal = cls(disk, number, clock, segment_bytes=segment_bytes, is_synced=is_synced)
-        survey = JournalSurvey(disk, number)
+        survey = files.JournalSurvey(disk, number)
         journal._read(survey)
         survey.mend()
         journal.clear_asides()
@@ -139,14 +104,14 @@ class Journal:
     def look(cls, disk: Disk, number: int, clock: Clock) -> Journal:
         """Read a journal for a report, without changing it. The journal may be in use."""
         journal = cls(disk, number, clock)
-        journal._read(JournalSurvey(disk, number))
+        journal._read(files.JournalSurvey(disk, number))
         return journal
 
-    def _read(self, survey: JournalSurvey) -> None:
+    def _read(self, survey: files.JournalSurvey) -> None:
         for base, record in survey.walk():
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.base != base:
-                segment = JournalSegment(base, base, self.disk.open(segment_name(base)))
+                segment = files.JournalSegment(base, base, self.disk.open(files.segment_name(base)))
                 self._segments.append(segment)
                 self.since_ms = min(self.since_ms, record.time_ms)
             segment.end = record.end
@@ -161,16 +126,16 @@ class Journal:
             if aside.is_unknown:
                 self.murky.add(aside.producer_id)
 
-    def _take(self, record: SpoolRecord, segment: JournalSegment) -> None:
-        self.is_cluster = record.version in (CLUSTER_VERSION, KEYED_CLUSTER_VERSION)
-        self.is_keyed = record.version in (KEYED_VERSION, KEYED_CLUSTER_VERSION)
-        if record.kind == SpoolRecordKind.ENTRY:
-            number, subject, messages, was_sent, data, group, instead = entry_of(record.body)
+    def _take(self, record: files.SpoolRecord, segment: files.JournalSegment) -> None:
+        self.is_cluster = record.version in (files.CLUSTER_VERSION, files.KEYED_CLUSTER_VERSION)
+        self.is_keyed = record.version in (files.KEYED_VERSION, files.KEYED_CLUSTER_VERSION)
+        if record.kind == files.SpoolRecordKind.ENTRY:
+            number, subject, messages, was_sent, data, group, instead = files.entry_of(record.body)
             self._replace(instead)
-            self._add(number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
+            self._add(number, files.PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
             self._next = max(self._next, number + 1)
             return
-        marks = marks_of(record.body)
+        marks = files.marks_of(record.body)
         self.key = marks.key or self.key
         for number in marks.done:
             self._forget(number)
@@ -180,7 +145,7 @@ class Journal:
             self._restreams = marks.restreams
         self._note_placed(marks.placed)
 
-    def _begin(self, survey: JournalSurvey) -> None:
+    def _begin(self, survey: files.JournalSurvey) -> None:
         kept = frozenset(survey.bases)
         self._segments = deque(each for each in self._segments if each.base in kept)
         for segment in self._segments:
@@ -238,25 +203,27 @@ class Journal:
             found[group] += self._pending[number].messages
         return dict(sorted(found.items())) if self.is_cluster else {}
 
-    def asides(self) -> list[Aside]:
+    def asides(self) -> list[files.Aside]:
         """The notes of the batches that were set aside; blocks."""
-        names = [name for name in self.disk.listing(ASIDE) if not name.endswith(".tmp")]
+        names = [name for name in self.disk.listing(files.ASIDE) if not name.endswith(".tmp")]
         return [self.read_aside(name)[0] for name in names if int(name, 16) not in self._replaced]
 
-    def read_aside(self, name: str) -> tuple[Aside, bytes]:
-        return read_aside(self.disk, name, self.name)
+    def read_aside(self, name: str) -> tuple[files.Aside, bytes]:
+        return files.read_aside(self.disk, name, self.name)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def keep(self, handed: Sequence[Handed], done: Completion) -> None:
         """Append these batches. `done(None)`: all are synced; `DiskFull`: none is kept; another fault: nobody knows."""
         last = len(handed) - 1
-        self._jobs += [JournalWrite(each, done if index == last else nobody) for index, each in enumerate(handed)]
+        self._jobs += [
+            files.JournalWrite(each, done if index == last else files.nobody) for index, each in enumerate(handed)
+        ]
         self._commit()
 
     def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Completion) -> None:
         """Append one batch. `numbered` gets its number when the batch is synced."""
-        self._jobs.append(JournalWrite(handed, done, numbered))
+        self._jobs.append(files.JournalWrite(handed, done, numbered))
         self._commit()
 
     def mark_sent(self, number: int, done: Completion) -> None:
@@ -269,35 +236,37 @@ class Journal:
 
     def restream(self, old_id: int, first: int, new_id: int, done: Completion) -> None:
         """Record that a stream goes on as another from `first` on."""
-        self._restreams = [*self._restreams, Restream(old_id, first, new_id)]
+        self._restreams = [*self._restreams, files.Restream(old_id, first, new_id)]
         self._mark(done)
 
-    def place(self, placed: Sequence[PlacementRecord], done: Completion) -> None:
+    def place(self, placed: Sequence[files.PlacementRecord], done: Completion) -> None:
         """Record where these entries are about to be sent. The caller sends them after `done(None)`, and only then."""
-        self._jobs.append(JournalWrite(None, done, placed=placed))
+        self._jobs.append(files.JournalWrite(None, done, placed=placed))
         self._commit()
 
     def put_back(self, handed: Handed, instead: int, done: Completion) -> None:
         """Append a batch that replaces the entry `instead`, in one record. Then `clear_asides` removes its old file."""
-        self._jobs.append(JournalWrite(handed, done, instead=instead))
+        self._jobs.append(files.JournalWrite(handed, done, instead=instead))
         self._commit()
 
     def give_up(self, numbers: Sequence[int], done: Completion) -> None:
         """Record the end of set-aside entries. If a file went before `done(None)`, its entry might come back."""
         if not self._segments:
-            self.disk.remove_later(segment_name(self._end), done)  # no such file: `done` after the removals under way
+            self.disk.remove_later(
+                files.segment_name(self._end), done
+            )  # no such file: `done` after the removals under way
             return
         self._done_unnoted += numbers
-        self._jobs.append(JournalWrite(None, done, is_needed=True))
+        self._jobs.append(files.JournalWrite(None, done, is_needed=True))
         self._commit()
 
     def clear_asides(self) -> None:
         """Remove the set-aside files of entries that another entry replaces; blocks."""
-        for name in self.disk.listing(ASIDE):
+        for name in self.disk.listing(files.ASIDE):
             if int(name, 16) in self._replaced:
-                self.disk.remove(f"{ASIDE}/{name}")
+                self.disk.remove(f"{files.ASIDE}/{name}")
 
-    def may_be_stored(self, entry: SpoolEntry) -> bool:
+    def may_be_stored(self, entry: files.SpoolEntry) -> bool:
         """In a cluster: whether the entry may be stored at the place that was last recorded for it."""
         return entry.number in self.doubts or (entry.was_sent and entry.number not in self.placed)
 
@@ -325,12 +294,16 @@ class Journal:
             self._sweep()
         elif len(self._done_unnoted) >= DONE_NOTED_EVERY:
             self._sweep()
-            self._mark(nobody)
+            self._mark(files.nobody)
 
-    def set_aside(self, entry: SpoolEntry, reason: str, producer_id: int, is_unknown: bool, done: Completion) -> None:
+    def set_aside(
+        self, entry: files.SpoolEntry, reason: str, producer_id: int, is_unknown: bool, done: Completion
+    ) -> None:
         """Move an entry that the broker will never take, or whose fate is unknown, to a file in `aside`."""
         now_ms, is_cluster = self._clock.wall_ms(), self.is_cluster
-        note = Aside(entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, now_ms, is_cluster)
+        note = files.Aside(
+            entry.number, entry.subject, entry.messages, reason, is_unknown, producer_id, now_ms, is_cluster
+        )
 
         def published(fault: StorageFault | None) -> None:
             if fault is None:
@@ -339,14 +312,14 @@ class Journal:
                 self.note_done(entry.number)
             done(fault)
 
-        self.disk.publish_later(aside_name(entry.number), aside_parts(note, entry.data), published)
+        self.disk.publish_later(files.aside_name(entry.number), files.aside_parts(note, entry.data), published)
 
     def _mark(self, done: Completion) -> None:
         self._are_marks_due = True
-        self._jobs.append(JournalWrite(None, done))
+        self._jobs.append(files.JournalWrite(None, done))
         self._commit()
 
-    def _add(self, number: int, kept: PendingEntry) -> None:
+    def _add(self, number: int, kept: files.PendingEntry) -> None:
         self._pending[number] = kept
         kept.segment.pending += 1
         self.messages += kept.messages
@@ -366,7 +339,7 @@ class Journal:
             self._forget(number)
             self._replaced.add(number)
 
-    def _note_placed(self, placed: Sequence[PlacementRecord]) -> None:
+    def _note_placed(self, placed: Sequence[files.PlacementRecord]) -> None:
         for each in placed:
             kept = self._pending.get(each.number)
             if kept is not None:  # None: the entry is done, or unreadable
@@ -375,7 +348,7 @@ class Journal:
                 kept = self._pending[each.number] = kept._replace(group=each.group)
                 self._count(kept, 1)
 
-    def _count(self, kept: PendingEntry, step: int) -> None:
+    def _count(self, kept: files.PendingEntry, step: int) -> None:
         if kept.group:
             self.held[kept.group] += step
         else:
@@ -389,7 +362,7 @@ class Journal:
             return
         jobs, self._jobs = self._jobs, []
         if self.fault is not None:
-            tell_all(jobs, self.fault)
+            files.tell_all(jobs, self.fault)
             return
         try:
             segment = self._active(sum(len(job.entry.data) for job in jobs if job.entry is not None))
@@ -411,7 +384,7 @@ class Journal:
                         job.numbered(number)
                 for job in jobs:
                     self._note_placed(job.placed)
-                tell_all(jobs, None)
+                files.tell_all(jobs, None)
             else:
                 self._done_unnoted = done_noted + self._done_unnoted
                 self._are_marks_due = True
@@ -420,13 +393,13 @@ class Journal:
 
         self.disk.commit(segment.file, parts, committed, sync=self._is_synced)
 
-    def _active(self, entry_bytes: int) -> JournalSegment:
+    def _active(self, entry_bytes: int) -> files.JournalSegment:
         """The segment to append to. If the disk has no room for a new one, marks alone go into the last."""
         last = self._segments[-1] if self._segments else None
         is_full = last is None or last.end - last.base >= self._segment_bytes
         if last is not None and not is_full:
             return last
-        name = segment_name(self._end)
+        name = files.segment_name(self._end)
         file = self.disk.open(name, create=True)
         try:
             size_bytes = max(self._segment_bytes, entry_bytes)
@@ -438,52 +411,56 @@ class Journal:
             if last is None or entry_bytes:
                 raise
             return last
-        self._segments.append(JournalSegment(self._end, self._end, file))
+        self._segments.append(files.JournalSegment(self._end, self._end, file))
         return self._segments[-1]
 
     def _packed(
-        self, segment: JournalSegment, jobs: Sequence[JournalWrite]
-    ) -> tuple[list[bytes], list[tuple[int, PendingEntry]]]:
+        self, segment: files.JournalSegment, jobs: Sequence[files.JournalWrite]
+    ) -> tuple[list[bytes], list[tuple[int, files.PendingEntry]]]:
         """The records of a commit, and the entries among them with their numbers."""
         parts: list[bytes] = []
-        numbers: list[tuple[int, PendingEntry]] = []
+        numbers: list[tuple[int, files.PendingEntry]] = []
         position, now_ms = self._end, self._clock.wall_ms()
         version = self._version
 
-        def add(kind: SpoolRecordKind, body: bytes) -> None:
+        def add(kind: files.SpoolRecordKind, body: bytes) -> None:
             nonlocal position
-            parts.append(pack(kind, self.number, position, self._synced_end, now_ms, body, version))
+            parts.append(files.pack(kind, self.number, position, self._synced_end, now_ms, body, version))
             position += len(parts[-1])
 
         placed = [each for job in jobs for each in job.placed]
         if segment.end == segment.base:
-            add(SpoolRecordKind.HEAD, marks_body(self._marks([*self.placed.values(), *placed])))
+            add(files.SpoolRecordKind.HEAD, files.marks_body(self._marks([*self.placed.values(), *placed])))
         elif self._are_marks_due or self._done_unnoted or placed:
-            add(SpoolRecordKind.MARKS, marks_body(self._marks(placed)))
+            add(files.SpoolRecordKind.MARKS, files.marks_body(self._marks(placed)))
         for job in jobs:
             if job.entry is not None:
                 number = self._next + len(numbers)
                 subject, messages, was_sent, data, group = job.entry
                 add(
-                    SpoolRecordKind.ENTRY,
-                    entry_body(SpoolEntry(number, subject, messages, was_sent, data, group, job.instead)),
+                    files.SpoolRecordKind.ENTRY,
+                    files.entry_body(files.SpoolEntry(number, subject, messages, was_sent, data, group, job.instead)),
                 )
-                numbers.append((number, PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group)))
+                numbers.append(
+                    (number, files.PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
+                )
         return parts, numbers
 
     @property
     def _version(self) -> int:
         if self.is_keyed:
-            return KEYED_CLUSTER_VERSION if self.is_cluster else KEYED_VERSION
-        return CLUSTER_VERSION if self.is_cluster else VERSION
+            return files.KEYED_CLUSTER_VERSION if self.is_cluster else files.KEYED_VERSION
+        return files.CLUSTER_VERSION if self.is_cluster else files.VERSION
 
-    def _marks(self, placed: list[PlacementRecord]) -> Marks:
-        marks = Marks(self._done_unnoted, self.sent, self._restreams)
+    def _marks(self, placed: list[files.PlacementRecord]) -> files.Marks:
+        marks = files.Marks(self._done_unnoted, self.sent, self._restreams)
         if self.is_keyed:
-            return KeyedMarks(marks.done, marks.sent, marks.restreams, placed, self.key)
-        return ClusterMarks(marks.done, marks.sent, marks.restreams, placed) if self.is_cluster else marks
+            return files.KeyedMarks(marks.done, marks.sent, marks.restreams, placed, self.key)
+        return files.ClusterMarks(marks.done, marks.sent, marks.restreams, placed) if self.is_cluster else marks
 
-    def _committed(self, segment: JournalSegment, size: int, numbers: Sequence[tuple[int, PendingEntry]]) -> None:
+    def _committed(
+        self, segment: files.JournalSegment, size: int, numbers: Sequence[tuple[int, files.PendingEntry]]
+    ) -> None:
         self._end += size
         segment.end = self._synced_end = self._end
         for number, kept in numbers:
@@ -492,18 +469,18 @@ class Journal:
         if not self._pending:
             self._sweep()
 
-    def _fail(self, jobs: Sequence[JournalWrite], fault: StorageFault) -> None:
+    def _fail(self, jobs: Sequence[files.JournalWrite], fault: StorageFault) -> None:
         """A full disk refuses entries, places and needed marks; other marks wait. Any other fault ends the journal."""
         if isinstance(fault, DiskFull):
             for job in jobs:
                 job.done(fault if job.entry is not None or job.placed or job.is_needed else None)
             return
         self.fault = fault
-        tell_all(jobs, fault)
+        files.tell_all(jobs, fault)
 
     # --- loading -----------------------------------------------------------------------------------------------------
 
-    def load(self, found: OnRecovered, size_bytes: int = CHUNK_BYTES) -> None:
+    def load(self, found: OnRecovered, size_bytes: int = files.CHUNK_BYTES) -> None:
         """Read the next entries that are not done, one load at a time. After `found([])` look at `has_more` again."""
         invariant(not self._is_loading, "a journal is read from one place at a time")
         segment = self._segment_at(self._cursor)
@@ -533,8 +510,8 @@ class Journal:
         if not self._is_loading:
             self._cursor = self._segments[0].base if self._segments else self._end
 
-    def _loaded(self, segment: JournalSegment, start: int, data: bytes, found: OnRecovered) -> None:
-        entries: list[SpoolEntry] = []
+    def _loaded(self, segment: files.JournalSegment, start: int, data: bytes, found: OnRecovered) -> None:
+        entries: list[files.SpoolEntry] = []
         position = start
         damaged = {each.position: each.size_bytes for each in self.damages if each.kind == "rotten"}
         while position < start + len(data):
@@ -542,8 +519,8 @@ class Journal:
                 position += damaged[position]
                 continue
             try:
-                record = parse(data, position - start, position, self.number)
-            except CutShort as short:
+                record = files.parse(data, position - start, position, self.number)
+            except files.CutShort as short:
                 if position == start and short.size_bytes <= segment.end - start:
                     self.load(found, short.size_bytes)
                     return
@@ -551,19 +528,19 @@ class Journal:
                     break
                 self.fault = StorageFault(f"{segment.file.name} of journal {self.name} ends at {start}, too early")
                 break
-            except BadSpoolRecord as error:
+            except files.BadSpoolRecord as error:
                 sentence = f"{segment.file.name} of journal {self.name} is damaged at {position} ({error})"
                 self.fault = StorageFault(f"{sentence} since it was opened: start again, and it is mended")
                 break
-            if record.kind == SpoolRecordKind.ENTRY:
-                entry = entry_of(record.body)
+            if record.kind == files.SpoolRecordKind.ENTRY:
+                entry = files.entry_of(record.body)
                 if entry.number in self._pending:
                     entries.append(entry)
             position = record.end
         self._cursor = max(self._cursor, position)
         found(entries)
 
-    def _segment_at(self, position: int) -> JournalSegment | None:
+    def _segment_at(self, position: int) -> files.JournalSegment | None:
         """The segment to load from `position` on. Moves the cursor there, past a gap if need be."""
         for segment in self._segments:
             if position < min(segment.end, self._synced_end):
@@ -581,7 +558,7 @@ class Journal:
             self._cursor = max(self._cursor, segment.end)
             self._done_unnoted = [] if is_idle else self._done_unnoted
             segment.file.close()
-            self.disk.remove_later(segment.file.name, nobody)
+            self.disk.remove_later(segment.file.name, files.nobody)
 
     def close(self) -> None:
         """Close the disk, after all writes that were given. The caller holds no lock that completions need."""

@@ -35,6 +35,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
@@ -43,7 +44,7 @@ from fairway import limits
 from fairway.batch.checksum import checksum
 from fairway.errors import RemoteProtocolError, StorageFault, WrongDirectory
 from fairway.protocol.spool_port import Handed
-from fairway.runtime.disk import Completion, Disk, File
+from fairway.runtime.disk import Completion, Disk, File, contents
 
 MAGIC = b"FWS1"
 VERSION = 1
@@ -302,11 +303,7 @@ def aside_parts(aside: Aside, data: bytes) -> list[bytes]:
 
 def read_aside(disk: Disk, name: str, journal: str) -> tuple[Aside, bytes]:
     """The note and the batch's data; blocks."""
-    file = disk.open(f"{ASIDE}/{name}")
-    try:
-        content = file.read(0, file.size)
-    finally:
-        file.close()
+    content = contents(disk, f"{ASIDE}/{name}")
     size = int.from_bytes(content[:_NOTE_SIZE_BYTES], "little")
     said, data = content[_NOTE_SIZE_BYTES : _NOTE_SIZE_BYTES + size], content[_NOTE_SIZE_BYTES + size :]
     try:
@@ -374,8 +371,7 @@ class JournalSurvey:
     def walk(self) -> Iterator[tuple[int, SpoolRecord]]:
         """Every record that counts, with its segment's base."""
         for index, base in enumerate(self.bases):
-            file = self._disk.open(segment_name(base))
-            try:
+            with self._opened(base) as file:
                 end = base + file.size
                 position = base
                 while position < end:
@@ -389,8 +385,9 @@ class JournalSurvey:
                         self.end = self.torn_at
                         return
                 self.end = end
-            finally:
-                file.close()
+
+    def _opened(self, base: int) -> closing[File]:
+        return closing(self._disk.open(segment_name(base)))
 
     def _skip(self, file: File, base: int, position: int, later: list[int]) -> int:
         """Classify the damage at `position`, and return where to go on. For a torn end, set `torn_at` too."""
@@ -412,24 +409,15 @@ class JournalSurvey:
 
     def _vouches(self, base: int, position: int) -> bool:
         """Whether a sound record in a later segment says that `position` was synced."""
-        file = self._disk.open(segment_name(base))
-        try:
-            data = file.read(0, file.size)
-            record = find(data, 0, base, self._journal)
-            while record is not None:
-                if record.synced_end > position:
-                    return True
-                record = find(data, record.end - base, base, self._journal)
-            return False
-        finally:
-            file.close()
+        data = contents(self._disk, segment_name(base))
+        record = find(data, 0, base, self._journal)
+        while record is not None and record.synced_end <= position:
+            record = find(data, record.end - base, base, self._journal)
+        return record is not None
 
     def _size(self, base: int) -> int:
-        file = self._disk.open(segment_name(base))
-        try:
+        with self._opened(base) as file:
             return file.size
-        finally:
-            file.close()
 
     # --- repair ------------------------------------------------------------------------------------------------------
 
@@ -446,13 +434,11 @@ class JournalSurvey:
             for base in reversed(later):
                 self._disk.remove(segment_name(base))
             self.bases = [base for base in self.bases if base <= holding]
-            file = self._disk.open(segment_name(holding))
-            self._disk.truncate(file, torn.position - holding)
-            file.close()
+            with self._opened(holding) as file:
+                self._disk.truncate(file, torn.position - holding)
         if self.bases:
-            file = self._disk.open(segment_name(self.bases[-1]))
-            self._disk.sync(file, 0)
-            file.close()
+            with self._opened(self.bases[-1]) as file:
+                self._disk.sync(file, 0)
         for directory in (LOG, KEPT, ASIDE):
             for name in self._disk.listing(directory):
                 if name.endswith(".tmp"):
@@ -465,9 +451,8 @@ class JournalSurvey:
         parts: list[bytes] = []
         left = damage.size_bytes
         for base in of:
-            file = self._disk.open(segment_name(base))
-            start = max(damage.position - base, 0)
-            parts.append(file.read(start, min(left, file.size - start)))
+            with self._opened(base) as file:
+                start = max(damage.position - base, 0)
+                parts.append(file.read(start, min(left, file.size - start)))
             left -= len(parts[-1])
-            file.close()
         self._disk.publish(damage.file, parts)

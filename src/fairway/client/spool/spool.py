@@ -14,8 +14,8 @@ message in the spool has a `SpoolReceipt`: the message is synced on this host, a
 Any number of processes of the host may share the directory. Each has a journal of its own there. When a process dies,
 one of the others drains its journal.
 
-`SpoolPolicy` chooses the send path. Users set `SpoolOptions` and read `SpoolState`. `Keeping` writes to the client's
-own journal within its bounds, and `Spool` puts them together. `ClientSpool` has what a cluster client's spool shares.
+`SpoolPolicy` chooses the send path. Users set `SpoolOptions` and read `SpoolState`. `ClientSpool` writes to the own
+journal within its bounds, for `Spool` and for a cluster client's spool.
 
 A client holds a `SpoolHandle`: its spool with a `SpoolThread`, which looks for journals that dead processes left behind
 and removes empty ones. Reading a large journal takes long, and the thread keeps senders from waiting for that.
@@ -24,9 +24,10 @@ and removes empty ones. Reading a large journal takes long, and the thread keeps
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -54,53 +55,51 @@ if TYPE_CHECKING:
 _GRACE_NS = 1_000 * NS_PER_MS  # after a drain, the direct path gets so long even if too many messages wait
 
 
-class SpoolStatus(Protocol):
-    """The facts about the journals and the broker that `SpoolPolicy` decides by."""
+class SpoolPolicy(ABC):
+    """Chooses the send path of one producer's batches: to the broker, to the spool, or neither for now.
 
-    @property
-    def is_connected(self) -> bool: ...
+    The subclass states the facts about the journals and the broker.
+    """
 
-    @property
-    def must_divert(self) -> bool:
-        """Whether the journals hold messages, unknown until now, that must arrive before the next one."""
+    must_divert = False  # the journals hold messages, unknown until now, that must arrive before the next one
 
-    @property
-    def may_hold(self) -> bool:
-        """Whether everything that was kept is on its way, so that new batches wait instead of being diverted."""
-
-    @property
-    def may_go(self) -> bool:
-        """Whether nothing is left that must arrive before the next message."""
-
-
-class SpoolPolicy:
-    """Chooses the send path of one producer's batches: to the broker, to the spool, or neither for now."""
-
-    def __init__(self, options: SpoolOptions, status: SpoolStatus) -> None:
+    def __init__(self, spool: ClientSpool) -> None:
         self.send_path = SendPath.HOLD  # until the journals of dead processes are known
-        self._options = options
-        self._status = status
-        self._after_ns = options.after_ms * NS_PER_MS
+        self._spool = spool
+        self._after_ns = spool.options.after_ms * NS_PER_MS
         self._has_diverted = False
         self._look_ns: int | None = None  # when some batch may have waited too long
         self._direct_ns = -self._after_ns  # when batches last began to go to the broker again
 
+    @property
+    @abstractmethod
+    def is_connected(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def may_hold(self) -> bool:
+        """Whether everything that was kept is on its way, so that new batches wait instead of being diverted."""
+
+    @property
+    @abstractmethod
+    def may_go(self) -> bool:
+        """Whether nothing is left that must arrive before the next message."""
+
     def look(self, buffer: Buffer, now_ns: int) -> None:
         """Choose the send path."""
-        status = self._status
         if self.send_path is SendPath.DIVERT:
-            if status.is_connected and status.may_hold:
+            if self.is_connected and self.may_hold:
                 self.send_path = SendPath.HOLD
                 self._look_ns = None
-        elif self.send_path is SendPath.HOLD and status.is_connected and status.may_go:
+        elif self.send_path is SendPath.HOLD and self.is_connected and self.may_go:
             self.send_path = SendPath.DIRECT
             if self._has_diverted:
                 self._direct_ns = now_ns
-        elif status.must_divert or self._must_divert(buffer, now_ns):
+        elif self.must_divert or self._is_time_to_divert(buffer, now_ns):
             self.send_path = SendPath.DIVERT
             self._has_diverted = True
 
-    def _must_divert(self, buffer: Buffer, now_ns: int) -> bool:
+    def _is_time_to_divert(self, buffer: Buffer, now_ns: int) -> bool:
         """Whether to divert: because of failures, the number of messages, or a batch's age.
 
         After a drain the direct path gets a while, however many messages wait: a batch that is too large for the spool
@@ -109,9 +108,9 @@ class SpoolPolicy:
         if not buffer.messages:
             self._look_ns = None
             return False
-        if buffer.is_failing and not self._status.is_connected:
+        if buffer.is_failing and not self.is_connected:
             return True
-        if buffer.is_crammed or buffer.messages > self._options.buffer_messages:
+        if buffer.is_crammed or buffer.messages > self._spool.options.buffer_messages:
             self._look_ns = self._direct_ns + min(self._after_ns, _GRACE_NS)
         elif self._look_ns is None or now_ns >= self._look_ns:
             oldest_ns = buffer.oldest_ns()
@@ -119,8 +118,8 @@ class SpoolPolicy:
         return self._look_ns is not None and now_ns >= self._look_ns
 
     def next_look_ns(self) -> int | None:
-        """When to look again. None while batches go to the spool, or if nothing waits."""
-        return None if self.send_path is SendPath.DIVERT else self._look_ns
+        """When to look again; None: when something happens."""
+        return (self._spool.full_until_ns or None) if self.send_path is SendPath.DIVERT else self._look_ns
 
 
 _FULL_MS = 1_000  # from a full disk to the next attempt
@@ -179,57 +178,8 @@ def shared_directory_at(directory: str, *, post: Callable[..., object] | None = 
     return SharedDirectory(directory, post=post)
 
 
-class Keeping:
-    """Writes batches to the client's own journal, within the bounds of its options."""
-
-    def __init__(self, options: SpoolOptions, own: Journal, clock: Clock) -> None:
-        self.options = options
-        self.own = own
-        self.busy = 0  # calls of `keep` that the journal has not answered
-        self.full_until_ns = 0
-        self.full_sentence = ""  # why the spool takes nothing more now
-        self._clock = clock
-
-    def check(self) -> StorageFault | None:
-        """The fault that has ended the journal for good; None while it works."""
-        if self.own.fault is None:
-            return None
-        fault = StorageFault(f"the spool {self.options.directory} has failed: {self.own.fault}")
-        fault.__cause__ = self.own.fault
-        return fault
-
-    def room_for(self, messages: int, size_bytes: int) -> bool:
-        options, own = self.options, self.own
-        if self.full_until_ns and self._clock.monotonic_ns() < self.full_until_ns:
-            return False
-        self.full_until_ns = 0
-        self.full_sentence = ""
-        used = own.size_bytes + size_bytes + _ENTRY_BYTES
-        if own.messages + messages > options.messages_max or used > options.bytes_max:
-            self.full_sentence = (
-                f"the spool {options.directory} is full: {own.messages} messages of {options.messages_max}, "
-                f"{own.size_bytes} bytes of {options.bytes_max}"
-            )
-            return False
-        return True
-
-    def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
-        def kept(fault: StorageFault | None) -> None:
-            self.busy -= 1
-            if isinstance(fault, DiskFull):
-                self.full_until_ns = self._clock.monotonic_ns() + _FULL_MS * NS_PER_MS
-                self.full_sentence = f"the spool has no room: {fault}"
-            done(fault)
-
-        self.busy += 1
-        self.own.keep(handed, kept)
-
-    def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
-        return SpoolBatchReceipt.of(subject, count, first_id, self.options.directory, self._clock.wall_ms())
-
-
-class ClientSpool:
-    """What the spools of all clients share: the client's own journal, and those of dead processes."""
+class ClientSpool(ABC):
+    """What the spools of all clients share: the client's own journal within its bounds, and those of dead processes."""
 
     def __init__(
         self,
@@ -242,7 +192,10 @@ class ClientSpool:
         """`on_finished` is called when the journal of a dead process is empty and may go."""
         self.options = options
         self.fault: FairwayError | None = None
-        self.keeping = Keeping(options, own, clock)
+        self.trouble = ""  # why the spool takes nothing more now; empty if there is room
+        self.full_until_ns = 0
+        self._busy = 0  # calls of `_write` that the journal has not answered
+        self._clock = clock
         self._drain = drain
         self._on_finished = on_finished
         self._own = own  # drained only after the first look for journals of dead processes
@@ -250,10 +203,50 @@ class ClientSpool:
         self._others: list[Journal] = []  # of dead processes, found later
         self._has_looked_round = False  # the first look is done
 
+    # --- keeping -----------------------------------------------------------------------------------------------------
+
     @property
     def stream_key(self) -> bytes:
         """One key for all connections of a client: their batches lie in one journal."""
         return self._own.key
+
+    def _check(self) -> None:
+        """Note the fault that has ended the own journal for good, if there is one."""
+        if self.fault is None and self._own.fault is not None:
+            self.fault = StorageFault(f"the spool {self.options.directory} has failed: {self._own.fault}")
+            self.fault.__cause__ = self._own.fault
+
+    def room_for(self, messages: int, size_bytes: int) -> bool:
+        options, own = self.options, self._own
+        if self.full_until_ns and self._clock.monotonic_ns() < self.full_until_ns:
+            return False
+        self.full_until_ns = 0
+        self.trouble = ""
+        used = own.size_bytes + size_bytes + _ENTRY_BYTES
+        if own.messages + messages > options.messages_max or used > options.bytes_max:
+            self.trouble = (
+                f"the spool {options.directory} is full: {own.messages} messages of {options.messages_max}, "
+                f"{own.size_bytes} bytes of {options.bytes_max}"
+            )
+        return not self.trouble and self.fault is None
+
+    def _write(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
+        """Write batches to the own journal."""
+
+        def kept(fault: StorageFault | None) -> None:
+            self._busy -= 1
+            if isinstance(fault, DiskFull):
+                self.full_until_ns = self._clock.monotonic_ns() + _FULL_MS * NS_PER_MS
+                self.trouble = f"the spool has no room: {fault}"
+            done(fault)
+
+        self._busy += 1
+        self._own.keep(handed, kept)
+
+    def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
+        return SpoolBatchReceipt.of(subject, count, first_id, self.options.directory, self._clock.wall_ms())
+
+    # --- journals ----------------------------------------------------------------------------------------------------
 
     @property
     def journals(self) -> list[Journal]:
@@ -267,17 +260,17 @@ class ClientSpool:
     @property
     def is_drained(self) -> bool:
         """Whether nothing is left, of this client or of dead processes."""
-        return self._has_looked_round and not self.keeping.busy and not self.messages
+        return self._has_looked_round and not self._busy and not self.messages
 
     @property
+    @abstractmethod
     def is_in_use(self) -> bool:
         """Whether messages go through the spool now."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def is_going_on(self) -> bool:
         """Whether the spool is draining now."""
-        raise NotImplementedError
 
     def state(self) -> SpoolState:
         drain, journals = self._drain, self.journals
@@ -289,7 +282,7 @@ class ClientSpool:
             drain.messages,
             drain.duplicates,
             drain.asides,
-            "; ".join(filter(None, [*faults, self.keeping.full_sentence, drain.trouble])),
+            "; ".join(filter(None, [*faults, self.trouble, drain.trouble])),
         )
 
     def adopt(self, journals: Sequence[Journal]) -> None:
@@ -310,11 +303,11 @@ class ClientSpool:
                 self._drain.remove(journal)
                 self._on_finished(journal)
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027  the one broker's drain ends with its connection
         """Stop draining. Called without the lock."""
 
 
-class Spool(ClientSpool):
+class Spool(ClientSpool, SpoolPolicy):
     """The spool of a client with one broker. The caller holds the client's lock, or calls on its loop."""
 
     def __init__(
@@ -330,68 +323,37 @@ class Spool(ClientSpool):
         on_finished: Callable[[Journal], None],
     ) -> None:
         self.draining = SpoolDrain(rng, on_change=on_change, on_success=on_success)
-        super().__init__(options, own, clock, self.draining, on_finished)
-        self._choice = SpoolPolicy(options, self)
+        ClientSpool.__init__(self, options, own, clock, self.draining, on_finished)
+        SpoolPolicy.__init__(self, self)
         self._is_connected = is_connected
 
-    # --- SpoolPort ---------------------------------------------------------------------------------------------------
-
-    @property
-    def send_path(self) -> SendPath:
-        return self._choice.send_path
-
     def look(self, buffer: Buffer, now_ns: int) -> None:
-        """Choose the send path, as `SpoolPolicy` decides."""
         self._let_go()
-        self.fault = self.fault or self.keeping.check()
+        self._check()
         before = self.send_path
-        self._choice.look(buffer, now_ns)
+        super().look(buffer, now_ns)
         if before is SendPath.HOLD and self.send_path is SendPath.DIRECT:
             self._own.forget_streams()
 
-    def next_look_ns(self) -> int | None:
-        if self.send_path is SendPath.DIVERT:
-            return self.keeping.full_until_ns or None
-        return self._choice.next_look_ns()
-
-    @property
-    def trouble(self) -> str:
-        """Why the spool takes nothing more now; empty if there is room."""
-        return self.keeping.full_sentence
-
-    def room_for(self, messages: int, size_bytes: int) -> bool:
-        return self.keeping.room_for(messages, size_bytes) and self.fault is None
-
     def keep(self, handed: Sequence[Handed], done: Callable[[FairwayError | None], None]) -> None:
-        self.keeping.keep(handed, done)
-
-    def receipt(self, subject: str, count: int, first_id: MessageId) -> SpoolBatchReceipt:
-        return self.keeping.receipt(subject, count, first_id)
-
-    # --- SpoolStatus -------------------------------------------------------------------------------------------------
+        self._write(handed, done)
 
     @property
     def is_connected(self) -> bool:
         return self._is_connected()
 
     @property
-    def must_divert(self) -> bool:
-        return False  # there is one path to the broker, and every message goes behind what is kept
-
-    @property
     def may_hold(self) -> bool:
-        return self._has_looked_round and not self.keeping.busy and self.draining.is_nearly_done
+        return self._has_looked_round and not self._busy and self.draining.is_nearly_done
 
     @property
     def may_go(self) -> bool:
         return self._has_looked_round and self.is_empty
 
-    # --- state -------------------------------------------------------------------------------------------------------
-
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left that must arrive before our next message."""
-        return self._own.is_empty and not self._before and not self.keeping.busy
+        return self._own.is_empty and not self._before and not self._busy
 
     @property
     def is_in_use(self) -> bool:

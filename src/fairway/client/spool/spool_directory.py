@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -204,13 +205,6 @@ class Changed(msgspec.Struct, frozen=True):
     left: list[str]  # a sentence for each batch or journal that was left as it was
 
 
-class JournalSelection(NamedTuple):
-    """The set-aside batches to change in one journal."""
-
-    name: str
-    asides: list[Aside]
-
-
 def batch_id(journal: str, number: int) -> str:
     """The name of a batch for people, as `fairway spool status` shows it."""
     return f"{journal}/{number}"
@@ -277,25 +271,19 @@ class Bench:
 def retry(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng, *, may_repeat: bool = False) -> Changed:
     """Put back set-aside batches: those with these ids, or all."""
     chosen, unknown = _choose(directory, ids, clock)
-    doubtful = sum(aside.messages for each in chosen for aside in each.asides if aside.is_unknown)
+    doubtful = sum(aside.messages for asides in chosen.values() for aside in asides if aside.is_unknown)
     if doubtful and not may_repeat:
         raise Misuse(
             f"what was set aside may be stored already, in part (messages: {doubtful:,}), and nobody can tell: sent "
             "again, it may be stored twice. Say --may-repeat if it may, or name the ids of the other batches"
         )
-    work = _JournalWork(directory, clock, rng)
-    for each in chosen:
-        work.change(each, Bench.put_back)
-    return work.changed(unknown)
+    return _JournalWork(directory, clock, rng).changed_all(chosen, Bench.put_back, unknown)
 
 
 def discard(directory: str, ids: Sequence[str] | None, clock: Clock, rng: Rng) -> Changed:
     """Remove set-aside batches: those with these ids, or all."""
     chosen, unknown = _choose(directory, ids, clock)
-    work = _JournalWork(directory, clock, rng)
-    for each in chosen:
-        work.change(each, Bench.discard)
-    return work.changed(unknown)
+    return _JournalWork(directory, clock, rng).changed_all(chosen, Bench.discard, unknown)
 
 
 def retry_pinned(directory: str, group: str, clock: Clock, rng: Rng) -> Changed:
@@ -307,21 +295,20 @@ def retry_pinned(directory: str, group: str, clock: Clock, rng: Rng) -> Changed:
     return work.changed([])
 
 
-def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[list[JournalSelection], list[str]]:
-    """The chosen batches by journal, and the ids that do not exist."""
+def _choose(directory: str, ids: Sequence[str] | None, clock: Clock) -> tuple[dict[str, list[Aside]], list[str]]:
+    """The chosen batches by journal, in the order of their numbers, and the ids that do not exist."""
     there = {
         batch_id(journal.name, aside.number): (journal.name, aside)
         for journal in survey(directory, clock).journals
         for aside in journal.set_aside
     }
     wanted = list(there) if ids is None else list(dict.fromkeys(each.lower() for each in ids))
-    by_journal: dict[str, list[Aside]] = {}
+    chosen: dict[str, list[Aside]] = {}
     for name, aside in (there[each] for each in wanted if each in there):
-        by_journal.setdefault(name, []).append(aside)
-    found = [
-        JournalSelection(name, sorted(asides, key=lambda aside: aside.number)) for name, asides in by_journal.items()
-    ]
-    return found, [each for each in wanted if each not in there]
+        chosen.setdefault(name, []).append(aside)
+    for asides in chosen.values():
+        asides.sort(key=lambda aside: aside.number)
+    return chosen, [each for each in wanted if each not in there]
 
 
 class _JournalWork:
@@ -338,16 +325,20 @@ class _JournalWork:
         self._may_repeat = 0
         self._left: list[str] = []
 
-    def change(self, chosen: JournalSelection, step: Callable[[Bench, Aside], None]) -> None:
-        def work(bench: Bench) -> None:
-            here = {each.number for each in bench.journal.asides()}
-            for aside in chosen.asides:
-                if aside.number in here:  # otherwise another process has changed it since the survey
-                    with self._told(f"batch {batch_id(chosen.name, aside.number)}"):
-                        step(bench, aside)
-                        self._note(chosen.name, aside, may_repeat=aside.is_unknown)
+    def changed_all(
+        self, chosen: dict[str, list[Aside]], step: Callable[[Bench, Aside], None], unknown: list[str]
+    ) -> Changed:
+        for name, asides in chosen.items():
+            self._work_on(name, partial(self._change, name, asides, step))
+        return self.changed(unknown)
 
-        self._work_on(chosen.name, work)
+    def _change(self, name: str, asides: list[Aside], step: Callable[[Bench, Aside], None], bench: Bench) -> None:
+        here = {each.number for each in bench.journal.asides()}
+        for aside in asides:
+            if aside.number in here:  # otherwise another process has changed it since the survey
+                with self._told(f"batch {batch_id(name, aside.number)}"):
+                    step(bench, aside)
+                    self._note(name, aside, may_repeat=aside.is_unknown)
 
     def free(self, name: str, group: str) -> None:
         def work(bench: Bench) -> None:

@@ -31,6 +31,7 @@ import asyncio
 import enum
 import functools
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from types import TracebackType
@@ -212,11 +213,7 @@ class CoalescingTable(Generic[KeyT]):
 
     def leave(self, place: CoalescedRequest[KeyT], now_ns: int) -> None:
         """End the request if it is the head, withdraw it if it is the tail."""
-        key_queue = self._queues.get(place.key)
-        if key_queue is not None and key_queue.head is place:
-            place.status = _RELEASED
-            self._dequeue(place.key, key_queue, now_ns)
-        elif key_queue is not None:
+        if not self.end(place, now_ns):
             self.withdraw(place)
 
     def renew(self, place: CoalescedRequest[KeyT], now_ns: int) -> bool:
@@ -311,41 +308,24 @@ class CoalescingTable(Generic[KeyT]):
         self._queues[key] = key_queue
 
 
-# --- for threads ------------------------------------------------------------------------------------------------------
+# --- for threads and tasks alike --------------------------------------------------------------------------------------
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class QueueEntry(CoalescedRequest[KeyT]):
-    """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
-
-    `QueueCoordinator.acquire` makes it. Entering its `with` waits; leaving releases. Any thread may release it, once.
-    """
+class _Turn(CoalescedRequest[KeyT]):
+    """One request's turn. The lock of a coordinator for tasks does nothing: its loop runs one of them at a time."""
 
     __slots__ = ("_clock", "_lock", "_table")
 
-    def __init__(self, table: CoalescingTable[KeyT], clock: Clock, lock: Lock, key: KeyT) -> None:
+    def __init__(
+        self, table: CoalescingTable[KeyT], clock: Clock, lock: AbstractContextManager[object], key: KeyT
+    ) -> None:
         super().__init__(key)
         self._table = table
         self._clock = clock
         self._lock = lock
-
-    def wait(self, timeout: Duration | None = None) -> bool:
-        """Wait for this request's turn. False: the request was declined, or withdrawn after `timeout`.
-
-        A request at work that does not end within the coordinator's time-out loses its turn, and the wait ends.
-        """
-        if self.status is not RequestStatus.WAITING:
-            return self.is_mine
-        end_ns, gate = end_of(timeout, self._clock), Gate()
-        try:
-            while (wait_ns := self._look(gate, end_ns)) > 0:
-                gate.wait(wait_ns / 1e9)
-        except BaseException:  # Ctrl-C, for example: nobody would release the turn later
-            self._leave()
-            raise
-        return self.is_mine
 
     def release(self) -> bool:
         """End this request's turn, so that the waiting request may begin.
@@ -360,20 +340,10 @@ class QueueEntry(CoalescedRequest[KeyT]):
         with self._lock:
             return self._table.renew(self, self._clock.monotonic_ns())
 
-    def __enter__(self) -> Self:
-        if self.status is RequestStatus.WAITING:
-            self.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._leave()
-
-    def _look(self, gate: Gate, end_ns: int | None) -> int:
-        """How long to wait at the gate, in ns; 0: no longer."""
+    def _look(self, ring: Callable[[], None], end_ns: int | None) -> int:
+        """How long to wait for `ring`, in ns; 0: no longer."""
         with self._lock:
-            self.on_change = gate.open
+            self.on_change = ring
             return self._table.look(self, self._clock.monotonic_ns(), end_ns)
 
     def _leave(self) -> None:
@@ -381,9 +351,7 @@ class QueueEntry(CoalescedRequest[KeyT]):
             self._table.leave(self, self._clock.monotonic_ns())
 
 
-class QueueCoordinator(Generic[KeyT]):
-    """Lets one request per key work and one wait, and declines further ones. For any number of threads."""
-
+class _Coordinator(Generic[KeyT]):
     def __init__(
         self,
         *,
@@ -399,7 +367,70 @@ class QueueCoordinator(Generic[KeyT]):
         """
         self._table: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
         self._clock = clock or RealClock()
-        self._lock = Lock()
+        self._lock = self._new_lock()
+
+    @staticmethod
+    def _new_lock() -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def sweep(self) -> int:
+        """Take the turn from every request whose time is up, and return how many there were.
+
+        New requests do the same by themselves, about once per time-out.
+        """
+        with self._lock:
+            return self._table.sweep(self._clock.monotonic_ns())
+
+    def statistics(self) -> CoalescingStatistics[KeyT]:
+        """The counts of all requests so far."""
+        with self._lock:
+            return self._table.statistics()
+
+
+# --- for threads ------------------------------------------------------------------------------------------------------
+
+
+class QueueEntry(_Turn[KeyT]):
+    """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
+
+    `QueueCoordinator.acquire` makes it. Entering its `with` waits; leaving releases. Any thread may release it, once.
+    """
+
+    __slots__ = ()
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Wait for this request's turn. False: the request was declined, or withdrawn after `timeout`.
+
+        A request at work that does not end within the coordinator's time-out loses its turn, and the wait ends.
+        """
+        if self.status is not RequestStatus.WAITING:
+            return self.is_mine
+        end_ns, gate = end_of(timeout, self._clock), Gate()
+        try:
+            while (wait_ns := self._look(gate.open, end_ns)) > 0:
+                gate.wait(wait_ns / 1e9)
+        except BaseException:  # Ctrl-C, for example: nobody would release the turn later
+            self._leave()
+            raise
+        return self.is_mine
+
+    def __enter__(self) -> Self:
+        if self.status is RequestStatus.WAITING:
+            self.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave()
+
+
+class QueueCoordinator(_Coordinator[KeyT]):
+    """Lets one request per key work and one wait, and declines further ones. For any number of threads."""
+
+    @staticmethod
+    def _new_lock() -> AbstractContextManager[object]:
+        return Lock()
 
     def acquire(self, key: KeyT) -> QueueEntry[KeyT]:
         """Ask for a turn on a key, without waiting. Look at `status`, or enter the `with` to wait.
@@ -432,36 +463,18 @@ class QueueCoordinator(Generic[KeyT]):
 
         return decorate
 
-    def sweep(self) -> int:
-        """Take the turn from every request whose time is up, and return how many there were.
-
-        New requests do the same by themselves, about once per time-out.
-        """
-        with self._lock:
-            return self._table.sweep(self._clock.monotonic_ns())
-
-    def statistics(self) -> CoalescingStatistics[KeyT]:
-        """The counts of all requests so far."""
-        with self._lock:
-            return self._table.statistics()
-
 
 # --- for tasks --------------------------------------------------------------------------------------------------------
 
 
-class AioQueueEntry(CoalescedRequest[KeyT]):
+class AioQueueEntry(_Turn[KeyT]):
     """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
 
     `QueueCoordinator.acquire` makes it. Entering its `async with` waits; leaving releases. A task that is cancelled
     while it waits gives up its place.
     """
 
-    __slots__ = ("_clock", "_table")
-
-    def __init__(self, table: CoalescingTable[KeyT], clock: Clock, key: KeyT) -> None:
-        super().__init__(key)
-        self._table = table
-        self._clock = clock
+    __slots__ = ()
 
     async def wait(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  ours, with an answer of its own
         """Wait for this request's turn. False: the request was declined, or withdrawn after `timeout`.
@@ -470,25 +483,17 @@ class AioQueueEntry(CoalescedRequest[KeyT]):
         """
         if self.status is not RequestStatus.WAITING:
             return self.is_mine
-        end_ns = end_of(timeout, self._clock)
+        end_ns, changed = end_of(timeout, self._clock), asyncio.Event()
         try:
-            while (wait_ns := self._table.look(self, self._clock.monotonic_ns(), end_ns)) > 0:
-                await self._rung(wait_ns / 1e9)
+            while (wait_ns := self._look(changed.set, end_ns)) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_ns / 1e9):
+                        await changed.wait()
+                changed.clear()
         except BaseException:  # cancelled: nobody would release the turn later
-            self._table.leave(self, self._clock.monotonic_ns())
+            self._leave()
             raise
         return self.is_mine
-
-    def release(self) -> bool:
-        """End this request's turn, so that the waiting request may begin.
-
-        False: the turn was not this request's, or no longer, and nothing has changed.
-        """
-        return self._table.end(self, self._clock.monotonic_ns())
-
-    def renew(self) -> bool:
-        """Count the time-out from now, because the work takes long. False: the turn is not this request's any more."""
-        return self._table.renew(self, self._clock.monotonic_ns())
 
     async def __aenter__(self) -> Self:
         await self.wait()
@@ -497,44 +502,15 @@ class AioQueueEntry(CoalescedRequest[KeyT]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._table.leave(self, self._clock.monotonic_ns())
-
-    async def _rung(self, timeout_s: float) -> None:
-        """Wait until something changes or the timeout has passed."""
-        loop = asyncio.get_running_loop()
-        heard = loop.create_future()
-
-        def ring() -> None:
-            if not heard.done():
-                heard.set_result(None)
-
-        self.on_change = ring
-        timer = loop.call_later(timeout_s, ring)
-        try:
-            await heard
-        finally:
-            timer.cancel()
-            self.on_change = None
+        self._leave()
 
 
-class AioQueueCoordinator(Generic[KeyT]):
+class AioQueueCoordinator(_Coordinator[KeyT]):
     """Lets one request per key work and one wait, and declines further ones. For the tasks of one loop."""
-
-    def __init__(
-        self,
-        *,
-        timeout: Duration = TIMEOUT_S,
-        keep: KeepName = "first",
-        keys_max: int = KEYS_MAX,
-        clock: Clock | None = None,
-    ) -> None:
-        """Set the rules, as for `fairway.QueueCoordinator`."""
-        self._table: CoalescingTable[KeyT] = CoalescingTable(seconds_of(timeout), keep, keys_max)
-        self._clock = clock or RealClock()
 
     def acquire(self, key: KeyT) -> AioQueueEntry[KeyT]:
         """Ask for a turn on a key, without waiting. Look at `status`, or enter the `async with` to wait."""
-        turn = AioQueueEntry(self._table, self._clock, key)
+        turn = AioQueueEntry(self._table, self._clock, self._lock, key)
         self._table.ask(turn, self._clock.monotonic_ns())
         return turn
 
@@ -557,11 +533,3 @@ class AioQueueCoordinator(Generic[KeyT]):
             return merged
 
         return decorate
-
-    def sweep(self) -> int:
-        """Take the turn from every request whose time is up, and return how many there were."""
-        return self._table.sweep(self._clock.monotonic_ns())
-
-    def statistics(self) -> CoalescingStatistics[KeyT]:
-        """The counts of all requests so far."""
-        return self._table.statistics()

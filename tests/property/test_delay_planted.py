@@ -21,6 +21,7 @@ from fairway.delay.schedule.pending_rows import RowNumbers
 from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import FairwayError
 from fairway.runtime.clock import Timekeeper
+from fairway.storage.flusher import Defer
 from tests.property.delay_story import Story
 
 SEEDS = 40
@@ -29,10 +30,17 @@ SEEDS = 40
 class LosesWhatComesWhileLoading(Engine):
     """An append into a bucket that is being loaded is in neither wheel nor file."""
 
-    def _take(self, *args: Any) -> None:
-        super()._take(*args)
-        if len(args) == 4 and not self.is_loaded:
-            self.rows.state[self._appender.admit()] = 0
+    def _new_appender(self, defer: Defer) -> ScheduleAppender:
+        appender = super()._new_appender(defer)
+        take_all = appender.take
+
+        def take(*args: Any) -> None:
+            take_all(*args)
+            if len(args) == 4 and not self.is_loaded:
+                self.rows.state[appender.admit()] = 0
+
+        appender.take = take  # type: ignore[assignment,method-assign]
+        return appender
 
 
 class _ToTheEnd(Loader):

@@ -15,24 +15,21 @@ has the intent. So the next master knows of everything that was sent, and a depo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fairway import batch, limits
 from fairway.delay import install
 from fairway.delay.dispatch.dispatcher import Dispatcher, Homes, Intent, Redirected, RouteLookup
 from fairway.delay.dispatch.log import DispatchEvent, DispatchLog
+from fairway.delay.engine_part import EngineData
 from fairway.delay.maintenance import DelayMaintenance, Memory
 from fairway.delay.pending_messages import NOT_MASTER, Browser, PendingMessages, PendingQueries
 from fairway.delay.recovery import Recovery
 from fairway.delay.replica import DelayReplica
 from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.batch_arrays import BatchArrays
-from fairway.delay.schedule.bucket_file import BucketFile
 from fairway.delay.schedule.log import BucketRecordCache, ScheduleLog
 from fairway.delay.schedule.manifest import check_horizon
 from fairway.delay.schedule.pending_rows import RowLocation, RowNumbers, Rows, RowState
@@ -169,9 +166,12 @@ class Engine(PendingQueries):
                 self.rows, self._journal, take_off=self._take_off, put_on=self._home, on_done=self._done
             )
             self._browser = Browser(self.rows, self._obtain)
-            self._recovery = self._recover()
-            self._following = self._new_following() if follows else None
-            self._housekeeper = self._new_housekeeper()
+            data = self._data()
+            self._recovery = Recovery(data, self._dispatcher, self._sweeper.home)
+            self._following: DelayReplica | None = None
+            if follows:
+                self._following = DelayReplica(data, self._recovery.decision_index, self._recovery.tail_start)
+            self._housekeeper = DelayMaintenance(data, self._memory, self._options.housekeeping_ms)
             self.store.on_fault = self._failed
         except FairwayError:
             self.store.poison(StorageFault("the delay server did not start"))  # else it commits to a closed disk
@@ -198,16 +198,10 @@ class Engine(PendingQueries):
             self.store.identity.messages_id,
             defer=defer,
             poison=self._poison,
-            moved_end=self._moved_end_with,
-            on_listed=self._listed,
+            moved_end=lambda buckets: self._appender.end_with(buckets),  # noqa: PLW0108  the appender follows
+            on_listed=lambda file: self._appender.listed(file),  # noqa: PLW0108
             catalogue_messages=self._options.catalogue_messages,
         )
-
-    def _moved_end_with(self, buckets: Iterable[int]) -> int:
-        return self._appender.end_with(buckets)
-
-    def _listed(self, file: BucketFile) -> None:
-        self._appender.listed(file)
 
     def _new_appender(self, defer: Defer) -> ScheduleAppender:
         return ScheduleAppender(
@@ -235,18 +229,18 @@ class Engine(PendingQueries):
             homes=homes,
         )
 
-    def _new_housekeeper(self) -> DelayMaintenance:
-        return DelayMaintenance(
+    def _data(self) -> EngineData:
+        return EngineData(
             self.store,
-            self.log,
-            self._record_cache,
             self.rows,
-            self._appender,
+            self.log,
             self._journal,
-            self._memory,
+            self._appender,
+            self._record_cache,
             self.repairs,
-            messages_per_step=self._options.messages_per_step,
-            every_ms=self._options.housekeeping_ms,
+            self._options.messages_per_step,
+            self._done,
+            self.damaged.append,
         )
 
     def _check_history(self) -> None:
@@ -258,34 +252,6 @@ class Engine(PendingQueries):
                 "no checkpoint can be read, and the dispatch log does not go back to the beginning: "
                 "restore the folder `checkpoints` from a copy"
             )
-
-    def _recover(self) -> Recovery:
-        return Recovery(
-            self.store,
-            self.log,
-            self.rows,
-            self._appender,
-            self._journal,
-            self._dispatcher,
-            take=self._take,
-            on_home=self._sweeper.home,
-            on_damage=self.damaged.append,
-            messages_per_step=self._options.messages_per_step,
-            repairs=self.repairs,
-        )
-
-    def _new_following(self) -> DelayReplica:
-        return DelayReplica(
-            self.store,
-            self.rows,
-            self._appender,
-            self._journal,
-            self._recovery.decision_index,
-            self._recovery.tail_start,
-            on_done=self._done,
-            on_damage=self.damaged.append,
-            messages_per_step=self._options.messages_per_step,
-        )
 
     # --- as one copy of several --------------------------------------------------------------------------------------
 
@@ -370,20 +336,10 @@ class Engine(PendingQueries):
 
             def durable(outcome: FairwayError | None) -> None:
                 if outcome is None:
-                    self._take(receipt.subject_id, receipt.first_sequence, data, receipt.end)
+                    self._appender.take(receipt.subject_id, receipt.first_sequence, data, receipt.end)
 
             self.store.messages.log.flusher.when_durable(receipt.end, durable)
         return receipt
-
-    def _take(
-        self,
-        subject_id: int,
-        first_sequence: int,
-        data: bytes,
-        end: int,
-        keep: NDArray[np.bool_] | None = None,
-    ) -> None:
-        self._appender.take(subject_id, first_sequence, data, end, keep)
 
     def _done(self, rows: RowNumbers) -> None:
         self._memory.note(rows, self._time.now_ms())

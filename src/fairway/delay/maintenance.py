@@ -37,16 +37,15 @@ from numpy.typing import NDArray
 
 from fairway import limits
 from fairway.delay.dispatch.log import DispatchLog
-from fairway.delay.schedule.append import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES, ScheduleAppender
+from fairway.delay.engine_part import EngineData, EnginePart
+from fairway.delay.schedule.append import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES
 from fairway.delay.schedule.batch_arrays import BatchComposer
 from fairway.delay.schedule.bucket_file import BucketFile
-from fairway.delay.schedule.log import BucketRecordCache, OpenBucketRecord, ScheduleLog
+from fairway.delay.schedule.log import OpenBucketRecord, ScheduleLog
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS, Calendar, TimeRange, is_to_split
 from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState, record_key_of
-from fairway.delay.schedule.repair import BucketRepair
 from fairway.errors import FairwayError
 from fairway.names import Subject
-from fairway.storage.store import Store
 
 KEEP_MS = HOUR_MS
 _LOT_ROWS = 8_192  # freed at a time
@@ -153,28 +152,14 @@ class _SplitBatch:
         return is_within and self.whole_bytes + whole_bytes <= JOINED_BYTES
 
 
-class BucketSplit:
+class BucketSplit(EnginePart):
     """The split of one bucket."""
 
-    def __init__(
-        self,
-        log: ScheduleLog,
-        record_cache: BucketRecordCache,
-        rows: Rows,
-        file: BucketFile,
-        messages_per_step: int,
-        on_done: Callable[[int], None],
-        decided_end: Callable[[], int],
-    ) -> None:
-        """`decided_end`: where the newest decision ends in the dispatch log."""
+    def __init__(self, data: EngineData, file: BucketFile, on_split: Callable[[int], None]) -> None:
+        super().__init__(data)
         self.file = file
         self.is_done = False
-        self._log = log
-        self._record_cache = record_cache
-        self._rows = rows
-        self._messages_per_step = messages_per_step
-        self._on_done = on_done
-        self._decided_end = decided_end
+        self._on_split = on_split
         self._judged_end: int | None = None  # the rows reflect every decision before it
         self._children: dict[TimeRange, BucketFile] = {}
         self._gatherings: dict[tuple[TimeRange, int], _SplitBatch] = {}
@@ -184,7 +169,7 @@ class BucketSplit:
         self._left = 0  # records that are not yet synced
         self._refused: list[RowNumbers] = []
         self._refused_ms = 0
-        log.retire(file)
+        self._log.retire(file)
 
     def step(self, now_ms: int, settled_end: int) -> None:
         """Go on a little. Call again until `is_done`. `settled_end`: where the final decisions end in the dispatch
@@ -206,7 +191,7 @@ class BucketSplit:
         """Switch once no message of the old bucket can be moved a second time, and no decision about one can be
         undone."""
         if self._judged_end is None:
-            self._judged_end = self._decided_end()
+            self._judged_end = self._journal.end
         children = list(self._children.values())
         if self._judged_end <= settled_end and self.file.source_end <= self._log.end_with(children):
             self.is_done = True
@@ -290,7 +275,7 @@ class BucketSplit:
 
     def _forget(self) -> None:
         self._rows.free(self._rows.of_file(self.file.number))
-        self._on_done(self.file.number)
+        self._on_split(self.file.number)
 
 
 def is_live(rows: Rows, chosen: RowNumbers) -> NDArray[np.bool_]:
@@ -314,32 +299,12 @@ _CATALOGUES_PER_STEP = 2
 _ACTIONS_BYTES = 16 * limits.MIB  # of dispatch log since the last checkpoint: a start reads so much of it
 
 
-class DelayMaintenance:
+class DelayMaintenance(EnginePart):
     """Tends the buckets every minute, and continues a split in every step."""
 
-    def __init__(
-        self,
-        store: Store,
-        log: ScheduleLog,
-        record_cache: BucketRecordCache,
-        rows: Rows,
-        appender: ScheduleAppender,
-        journal: DispatchLog,
-        memory: Memory,
-        repairs: BucketRepair,
-        *,
-        messages_per_step: int,
-        every_ms: int | None = None,
-    ) -> None:
-        self._store = store
-        self._log = log
-        self._record_cache = record_cache
-        self._rows = rows
-        self._appender = appender
-        self._journal = journal
+    def __init__(self, data: EngineData, memory: Memory, every_ms: int | None) -> None:
+        super().__init__(data)
         self._memory = memory
-        self._repairs = repairs
-        self._messages_per_step = messages_per_step
         self._every_ms = EVERY_MS if every_ms is None else every_ms
         self._split: BucketSplit | None = None
         self._looked_ms: int | None = None
@@ -381,7 +346,7 @@ class DelayMaintenance:
             if file.is_of_split:
                 continue
             if self._split is None and (is_to_split(file.span, now_ms) or self._repairs.is_to_evacuate(file)):
-                self._split = self._begin_split(file)
+                self._split = BucketSplit(self._data, file, self._forget)
             elif file.span.end_ms + KEEP_MS <= now_ms:
                 self._look_at_past(file, now_ms)
             else:
@@ -392,23 +357,12 @@ class DelayMaintenance:
             self._actions_end = self._store.actions.log.end
             self._store.checkpoint()
 
-    def _begin_split(self, file: BucketFile) -> BucketSplit:
-        return BucketSplit(
-            self._log,
-            self._record_cache,
-            self._rows,
-            file,
-            self._messages_per_step,
-            self._forget,
-            lambda: self._journal.end,
-        )
-
     def _look_at_past(self, file: BucketFile, now_ms: int) -> None:
         live = live_rows(self._rows, file)
         if len(live):
             is_put_off = (self._rows.state[live] == RowState.PENDING) & (self._rows.due_ms[live] > now_ms + DAY_MS)
             if self._split is None and np.any(is_put_off):
-                self._split = self._begin_split(file)
+                self._split = BucketSplit(self._data, file, self._forget)
         elif file.synced_end == file.end and file.source_end <= self._appender.moved_end and self._is_dead(file):
             self._log.switch([file], [], lambda: self._delete(file))
 

@@ -24,26 +24,22 @@ already.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairway.delay.dispatch.dispatcher import Dispatcher, Intent
-from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, by_subject
+from fairway.delay.dispatch.log import DispatchEvent, by_subject
+from fairway.delay.engine_part import EngineData, EnginePart
 from fairway.delay.schedule import bucket_file, bucket_record
-from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.bucket_file import BucketFile
 from fairway.delay.schedule.bucket_record import BucketIndex, BucketRecord, Sequences
-from fairway.delay.schedule.log import ScheduleLog
 from fairway.delay.schedule.pending_rows import DecisionIndex, RowNumbers, Rows, RowState, joined
-from fairway.delay.schedule.repair import BucketRepair
 from fairway.errors import RemoteProtocolError, WrongDirectory
 from fairway.storage import record
 from fairway.storage.log import Damaged, Log
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.segment import HEADER_BYTES, MISSING, Damage, SegmentScan
-from fairway.storage.store import Store
 
 _REMADE_PER_STEP = 4
 RECORD_COST = 16  # in messages: the cost of reading a record, however small
@@ -51,29 +47,18 @@ _MESSAGE_BYTES = 200  # of a bucket, for one of 100 bytes with a key: a guess, t
 _NEVER = (1 << 64) - 1  # a sequence that no message has
 
 
-class Loader:
+class Loader(EnginePart):
     """Reads every bucket once."""
 
-    def __init__(
-        self,
-        files: list[BucketFile],
-        rows: Rows,
-        decision_index: DecisionIndex,
-        on_home: Callable[[RowNumbers], None],
-        on_damage: Callable[[Damaged], None],
-        messages_per_step: int,
-        repairs: BucketRepair,
-    ) -> None:
-        self._repairs = repairs
+    def __init__(self, data: EngineData, decision_index: DecisionIndex, on_home: Callable[[RowNumbers], None]) -> None:
+        super().__init__(data)
+        files = list(data.log)
         self._damaged: list[tuple[BucketFile, Damaged]] = []  # bucket records
         nearest_last = sorted(files, key=lambda each: each.span.start_ms, reverse=True)
         self._todo = [(each, each.end, each.catalogue_at) for each in nearest_last]
-        rows.reserve(sum(each.end for each in files) // _MESSAGE_BYTES)
-        self._rows = rows
+        self._rows.reserve(sum(each.end for each in files) // _MESSAGE_BYTES)
         self._decision_index = decision_index
         self._on_home = on_home
-        self._on_damage = on_damage
-        self._messages_per_step = messages_per_step
         self._current: Iterator[int] | None = None
 
     @property
@@ -257,59 +242,31 @@ def catch_up(table: Rows, rows: RowNumbers, decision_index: DecisionIndex) -> Ro
     return joined(changed)
 
 
-class Take(Protocol):
-    """Send a batch of the message log on to its buckets; `keep`: only these messages."""
-
-    def __call__(
-        self, subject_id: int, first_sequence: int, data: bytes, end: int, keep: NDArray[np.bool_] | None = None
-    ) -> None: ...
-
-
-class Recovery:
+class Recovery(EnginePart):
     """Runs the steps above."""
 
-    def __init__(
-        self,
-        store: Store,
-        log: ScheduleLog,
-        rows: Rows,
-        appender: ScheduleAppender,
-        journal: DispatchLog,
-        dispatcher: Dispatcher,
-        *,
-        take: Take,
-        on_home: Callable[[RowNumbers], None],
-        on_damage: Callable[[Damaged], None],
-        messages_per_step: int,
-        repairs: BucketRepair,
-    ) -> None:
+    def __init__(self, data: EngineData, dispatcher: Dispatcher, on_home: Callable[[RowNumbers], None]) -> None:
+        super().__init__(data)
         self.stuck: list[DispatchEvent] = []
+        store = data.store
         self._is_leading = not store.follows
-        self._store = store
-        self._rows = rows
-        self._appender = appender
-        self._journal = journal
         self._dispatcher = dispatcher
-        self._take = take
         messages = store.messages.log
         # In a replica, buckets may hold messages that were committed before the restart. The new commit position is not
         # known yet.
         self._tail_end = messages.end if store.follows else messages.committed_end
-        self.tail_start = log.recover(messages.first_base, self._tail_end)
+        self.tail_start = data.log.recover(messages.first_base, self._tail_end)
         if store.follows and self.tail_start > self._tail_end:
             raise WrongDirectory(
                 f"buckets have messages up to {self.tail_start} of a message log that ends at {self._tail_end}: "
                 "restore the message log, or begin this copy anew with an empty directory"
             )
-        appender.begin(self.tail_start, self._tail_end)
-        self.decision_index = journal.decision_index()
+        self._appender.begin(self.tail_start, self._tail_end)
+        self.decision_index = self._journal.decision_index()
         self._to_remake: list[DispatchEvent] = []
         if self._is_leading:
             self._begin_to_lead()
-        self._messages_per_step = messages_per_step
-        self._loader: Loader | None = Loader(
-            list(log), rows, self.decision_index, on_home, on_damage, messages_per_step, repairs
-        )
+        self._loader: Loader | None = Loader(data, self.decision_index, on_home)
         self._tail: Iterator[int] | None = None
         self.is_loaded = False
         self._look_at = 0  # rows; fewer are not worth another pass
@@ -380,7 +337,7 @@ class Recovery:
             keep = ~np.isin(sequences, known.get(header.subject_id, sequences[:0]))
             if not taken:
                 self._appender.admit()  # Rows that are waiting in the appender are not of the tail.
-            self._take(header.subject_id, header.first_sequence, found.body, header.end, keep)
+            self._appender.take(header.subject_id, header.first_sequence, found.body, header.end, keep)
             taken += max(header.count, RECORD_COST)
             if taken >= self._messages_per_step:
                 catch_up(self._rows, self._appender.admit(), self.decision_index)

@@ -14,21 +14,20 @@ waits in the decision index until the message log was taken beyond that message;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairway import limits
-from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, EventKind, MasterDecision
+from fairway.delay.dispatch.log import DispatchEvent, EventKind, MasterDecision
+from fairway.delay.engine_part import EngineData, EnginePart
 from fairway.delay.recovery import RECORD_COST, batches, catch_up, known_from
-from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.pending_rows import DecisionIndex, RowNumbers, Rows, RowState
 from fairway.storage.log import Damaged
 from fairway.storage.record import Record
 from fairway.storage.segment import Damage
-from fairway.storage.store import Store
 
 _EVERY_MS = 1_000  # between two applications of decisions to rows
 _HEARD_MAX = 4_096  # or when there are so many decisions
@@ -40,32 +39,14 @@ _SEQUENCE_FACTOR, _SUBJECT_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC
 _NOTHING: NDArray[np.uint64] = np.zeros(0, np.uint64)
 
 
-class DelayReplica:
+class DelayReplica(EnginePart):
     """The state of a copy that does not lead. `at`: the message log was taken up to here."""
 
-    def __init__(
-        self,
-        store: Store,
-        rows: Rows,
-        appender: ScheduleAppender,
-        journal: DispatchLog,
-        decision_index: DecisionIndex,
-        at: int,
-        *,
-        on_done: Callable[[RowNumbers], None],
-        on_damage: Callable[[Damaged], None],
-        messages_per_step: int,
-    ) -> None:
+    def __init__(self, data: EngineData, decision_index: DecisionIndex, at: int) -> None:
+        super().__init__(data)
         self.at = at
-        self._store = store
-        self._rows = rows
-        self._appender = appender
-        self._journal = journal
         self._decision_index = decision_index
-        self._on_done = on_done
-        self._on_damage = on_damage
-        self._messages_per_step = messages_per_step
-        self._known_end = store.messages.log.end  # below it, a message may be in a bucket before it is taken
+        self._known_end = self._store.messages.log.end  # below it, a message may be in a bucket before it is taken
         self._ceilings: NDArray[np.uint64] = np.zeros(1, np.uint64)  # by subject: behind the last loaded one
         self._loaded_end = 0
         self._known: dict[int, NDArray[np.uint64]] = {}
@@ -75,8 +56,8 @@ class DelayReplica:
         self._looked_ms: int | None = None  # the last try to read it
         self._applying: _Batch | None = None
         self._is_stale = True  # the decision index has decisions about messages with rows
-        journal.heard = []
-        journal.unmatched = self._unmatched
+        self._journal.heard = []
+        self._journal.unmatched = self._unmatched
 
     def loaded(self) -> None:
         """Every bucket is loaded: messages can be taken."""

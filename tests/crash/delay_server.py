@@ -25,7 +25,6 @@ from pathlib import Path
 import msgspec
 
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld
-from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import DelayOptions
 from fairway.delay.server import DelayServer, ServerOptions
 from fairway.delay.service import Delay, DelayWorld
@@ -138,9 +137,9 @@ class DoomedDelay(Delay):
             self.fate.at("split")
         return super()._turn()
 
-    def _sent(self, intent: Intent, receipt: Produced | None) -> None:
+    def _sent(self, number: int, receipt: Produced | None) -> None:
         self.fate.at("noted")
-        super()._sent(intent, receipt)
+        super()._sent(number, receipt)
 
 
 class DoomedServer(DelayServer):

@@ -16,7 +16,7 @@ from fairway.batch import MessageId
 from fairway.delay.engine import Engine
 from fairway.names import Subject
 from fairway.runtime.rng import SeededRng
-from tests.unit.delay.helpers import BILLS, HOUR_MS, ORDERS, CancelOutcome, Surroundings
+from tests.unit.delay.helpers import BILLS, HOUR_MS, ORDERS, Fate, Surroundings
 
 KEYS = ["a", "b", "c", None, None, None]
 
@@ -112,15 +112,15 @@ class Modelled(ABC):
             assert latest_ms >= min(line.due_ms), f"{message_id} went out early"
             assert not line.is_cancelled, f"{message_id} went out after it was cancelled"
 
-    def _believe(self, message_id: MessageId, answer: CancelOutcome, delivered: set[MessageId]) -> None:
+    def _believe(self, message_id: MessageId, answer: Fate, delivered: set[MessageId]) -> None:
         """What was answered when somebody cancelled it, and these had been delivered."""
         line = self.lines[message_id]
         if message_id in delivered:
             assert answer in (
-                CancelOutcome.ALREADY_DISPATCHED,
-                CancelOutcome.UNKNOWN,
+                Fate.ALREADY_DISPATCHED,
+                Fate.UNKNOWN,
             )  # unknown once its bucket is gone
-        elif answer is CancelOutcome.UNKNOWN:
+        elif answer is Fate.UNKNOWN:
             assert not line.is_certain or line.is_cancelled or line.may_be_cancelled
 
     def _check_all(self) -> None:

@@ -14,7 +14,7 @@ from fairway.errors import Refused
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimDisk
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Fate
 from tests.unit.delay.pair import Pair, Side
 
 
@@ -90,12 +90,12 @@ class PairStory(Modelled):
             assert not self.pair.engine.is_loaded
             return
         if self.rng.below(4) == 0:
-            line.may_be_cancelled = line.may_be_cancelled or decision.answer is CancelOutcome.CANCELLED
+            line.may_be_cancelled = line.may_be_cancelled or decision.answer is Fate.CANCELLED
             self._change()  # before the answer
             return
         answer = self.pair.decide(decision)
         self._believe(message_id, answer, before)
-        if answer is CancelOutcome.CANCELLED:
+        if answer is Fate.CANCELLED:
             line.is_cancelled = True
 
     def _reschedule(self) -> None:
@@ -110,7 +110,7 @@ class PairStory(Modelled):
         except Refused:
             assert not self.pair.engine.is_loaded
             return
-        if decision.answer is not CancelOutcome.RESCHEDULED:
+        if decision.answer is not Fate.RESCHEDULED:
             return
         assert message_id not in before, "what was delivered is not put off"
         line.due_ms = line.due_ms | {due_ms}

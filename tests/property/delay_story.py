@@ -10,7 +10,7 @@ from fairway.errors import Code, Refused
 from fairway.runtime.rng import SeededRng
 from fairway.simulation.disk import SimulatedPowerCut
 from tests.property.delay_model import KEYS, Line, Modelled, check_empty
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Fate, World
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Story(Modelled):
         if len(ids) == 1:
             self._believe(message_id, answer, before)
         for each in ids:
-            if answer is CancelOutcome.CANCELLED and each not in before:
+            if answer is Fate.CANCELLED and each not in before:
                 self._note_cancelled(each)
 
     def _note_cancelled(self, message_id: MessageId) -> None:
@@ -127,7 +127,7 @@ class Story(Modelled):
         except Refused:  # it is still loading
             assert not self.world.engine.is_loaded
             return
-        if decision.answer is not CancelOutcome.RESCHEDULED:
+        if decision.answer is not Fate.RESCHEDULED:
             return
         assert not before.intersection(pending), "what was delivered is not put off"
         if self.rng.below(5) == 0:

@@ -26,7 +26,6 @@ the engine refuses them with BUSY. One copy of several answers only while it lea
 from __future__ import annotations
 
 import asyncio
-import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -44,21 +43,15 @@ from fairway.delay.schedule.manifest import check_horizon
 from fairway.delay.schedule.pending_rows import RowLocation, RowNumbers, Rows, RowState
 from fairway.errors import Code, Refused
 from fairway.names import Subject
+from fairway.protocol.delay_messages import Fate
 from fairway.runtime.clock import Timekeeper
 from fairway.storage.store import Store
-
-
-class CancelOutcome(enum.Enum):
-    CANCELLED = "cancelled"
-    RESCHEDULED = "rescheduled"
-    ALREADY_DISPATCHED = "already_dispatched"
-    UNKNOWN = "unknown"
 
 
 class PendingDecision(NamedTuple):
     """The answer, how many messages changed, and how far the dispatch log must be synced before the answer is given."""
 
-    answer: CancelOutcome
+    answer: Fate
     messages: int
     end: int
 
@@ -112,7 +105,7 @@ class PendingMessages:
             self._take_off(row)
         self._rows.become(chosen, RowState.CANCELLED)
         self._on_done(chosen)
-        return PendingDecision(CancelOutcome.CANCELLED, len(chosen), end)
+        return PendingDecision(Fate.CANCELLED, len(chosen), end)
 
     def reschedule(self, rows: RowNumbers, due_ms: int) -> PendingDecision:
         """Give a new due time to those of the rows that are pending."""
@@ -125,7 +118,7 @@ class PendingMessages:
         self._rows.due_ms[chosen] = due_ms
         self._rows.is_rescheduled[chosen] = True
         self._put_on(chosen)
-        return PendingDecision(CancelOutcome.RESCHEDULED, len(chosen), end)
+        return PendingDecision(Fate.RESCHEDULED, len(chosen), end)
 
     def by_id(self, message_id: MessageId) -> RowNumbers:
         """The rows of a message. A message that was sent twice under one id has two rows."""
@@ -150,9 +143,9 @@ class PendingMessages:
         """Nothing changes. The answer is valid once the decisions that it rests on are synced."""
         states = set(self._rows.state[rows].tolist())
         if states & {RowState.INTENDED, RowState.DISPATCHED}:
-            answer = CancelOutcome.ALREADY_DISPATCHED
+            answer = Fate.ALREADY_DISPATCHED
         else:
-            answer = CancelOutcome.CANCELLED if RowState.CANCELLED in states else CancelOutcome.UNKNOWN
+            answer = Fate.CANCELLED if RowState.CANCELLED in states else Fate.UNKNOWN
         return PendingDecision(answer, 0, self._journal.end)
 
     def _append(self, kind: EventKind, chosen: RowNumbers, time_ms: int) -> int:

@@ -32,7 +32,7 @@ from fairway.delay.dispatch import log
 from fairway.delay.dispatch.log import EventKind
 from fairway.delay.dispatch.sender import DispatchSender
 from fairway.delay.engine import Engine
-from fairway.delay.pending_messages import BrowsedPage, CancelOutcome, Filter, PendingDecision
+from fairway.delay.pending_messages import BrowsedPage, Filter, PendingDecision
 from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import Code, FairwayError, Misuse, Refused, RemoteProtocolError, StorageFault
 from fairway.names import Subject
@@ -78,12 +78,6 @@ if TYPE_CHECKING:
     from fairway.serving.session import ServerSession
 
 
-_FATES = {
-    CancelOutcome.CANCELLED: Fate.CANCELLED,
-    CancelOutcome.RESCHEDULED: Fate.RESCHEDULED,
-    CancelOutcome.ALREADY_DISPATCHED: Fate.ALREADY_DISPATCHED,
-    CancelOutcome.UNKNOWN: Fate.UNKNOWN,
-}
 _WALKS_MAX = 8  # at once: each takes 5 ms of a turn, and due messages go out in between
 _TIME_MS_MAX = 253_402_300_799_999  # the end of the year 9999, the last time that can be written
 # Of one batch. A batch needs 4 KiB beside its only message. The rest of 64 MiB is for the ids and times that its
@@ -113,9 +107,9 @@ class Figures:
         self.lateness_ms = Histogram(LATENESS_MS_BUCKETS)
 
     def note_decided(self, decision: PendingDecision) -> None:
-        if decision.answer is CancelOutcome.CANCELLED:
+        if decision.answer is Fate.CANCELLED:
             self.cancelled += decision.messages
-        elif decision.answer is CancelOutcome.RESCHEDULED:
+        elif decision.answer is Fate.RESCHEDULED:
             self.rescheduled += decision.messages
 
     def note_sent(self, due_ms: DueTimes, receipt: Produced | None, now_ms: int) -> None:
@@ -307,7 +301,7 @@ class DelayRequestHandler:
         self._decide(request, decision)
 
     def _decide(self, request: DelayRequest, decision: PendingDecision) -> None:
-        answer = Decided(_FATES[decision.answer], decision.messages)
+        answer = Decided(decision.answer, decision.messages)
 
         def durable(outcome: FairwayError | None) -> None:
             if outcome is None:

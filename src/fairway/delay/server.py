@@ -42,7 +42,7 @@ from fairway.replication.leader import QUESTIONS, Leader
 from fairway.runtime.disk import Disk
 from fairway.runtime.net import Address
 from fairway.runtime.threads import JobRunner
-from fairway.scheduling import Actor, Expiry, Scheduler, SchedulerOptions, TurnResult
+from fairway.scheduling import Scheduler, SchedulerOptions
 from fairway.serving.http import HttpResponse, ProbePages, show_store
 from fairway.serving.memory_plan import server_accounts, show
 from fairway.serving.metrics import CONTENT_TYPE, MetricsText
@@ -96,7 +96,6 @@ class DelayServer(SocketServer):
         self.options = options
         self.delay = delay
         self.copy_status = copy_status  # if it is one copy of several
-        self._describer = _Describer(self._state)
         self._world = world
         self._metas: tuple[Address, ...] = ()
         self._target_finder: TargetFinder | None = None
@@ -200,7 +199,7 @@ class DelayServer(SocketServer):
         elif concerns_delay(received):
             hand_to(self.scheduler, key_of(message), self._request(session, received), self.delay.request_handler)
         elif isinstance(message, Describe):
-            hand_to(self.scheduler, ("describe",), self._request(session, received), self._describer)
+            session.respond(received.correlation, Described(self._state(), []))
         else:
             raise _NOT_DELAYED if isinstance(message, Produce) else _NOT_A_BROKER
 
@@ -300,24 +299,6 @@ class DelayServer(SocketServer):
         finally:
             await self.session_manager.deserted(self.options.drain_ms_max)
             self._listeners.close_http()
-
-
-class _Describer:
-    """Answers DESCRIBE: the state of this server, and no subjects."""
-
-    def __init__(self, state: Callable[[], BrokerState]) -> None:
-        self._state = state
-
-    def process(self, request: DelayRequest, actor: Actor) -> TurnResult:
-        del actor
-        request.respond(Described(self._state(), []))
-        return TurnResult.DONE
-
-    def expire(self, request: DelayRequest, expiry: Expiry) -> None:
-        request.expire(expiry)
-
-    def fail(self, request: DelayRequest, error: Exception) -> None:
-        request.fail(error)
 
 
 _READS = (Describe,)

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.dispatch.sender import DispatchSender
 from fairway.delay.engine import DelayOptions, Engine, RecoveredLogs
 from fairway.delay.requests import DelayRequestHandler
@@ -150,8 +149,8 @@ class Delay:
             world.rng,
             name=name,
             has_heartbeat=options.has_heartbeat,
-            outstanding_bytes=self._outstanding_bytes,
-            on_sent=self._sent,
+            outstanding_bytes=lambda target: self.engine.outstanding_bytes(target),  # noqa: PLW0108  the engine follows
+            on_sent=lambda intent, receipt: self._sent(intent.number, receipt),
             on_room=self.due_timer.poke,
         )
         self.engine = Engine(
@@ -178,9 +177,6 @@ class Delay:
         """Connect to the broker of this process, which takes everything."""
         self.dispatch_sender.reach({HERE: [address]})
 
-    def _outstanding_bytes(self, target: str) -> int:
-        return self.engine.outstanding_bytes(target)
-
     def lead(self) -> None:
         """Begin to send what is due. Everything in the logs is committed, and nobody else writes them."""
         self.engine.lead()
@@ -192,14 +188,11 @@ class Delay:
         """Do everything that is due. Return in how many ms to look again."""
         untold, self._untold = self._untold, []
         for number in untold:
-            self._note(number, None)
+            self._sent(number, None)
         self.dispatch_sender.send(self.engine.on_time())
         return self.engine.wait_ms()
 
-    def _sent(self, intent: Intent, receipt: Produced | None) -> None:
-        self._note(intent.number, receipt)
-
-    def _note(self, number: int, receipt: Produced | None) -> None:
+    def _sent(self, number: int, receipt: Produced | None) -> None:
         """Note that an intent is stored. If the log has no room, note it in a later turn: after a crash before that,
         the intent is sent again, and the broker recognises it."""
         try:

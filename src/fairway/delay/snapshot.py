@@ -24,7 +24,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fairway import limits
 from fairway.batch import checksum
@@ -320,6 +320,9 @@ class _SnapshotFile(NamedTuple):
     size: int
 
 
+_Ask: TypeAlias = Callable[[_SnapshotFile, int, int], ResponseFuture]  # for bytes at a position of a file
+
+
 class SnapshotReceiver:
     """Receives snapshots for one open copy, beside the copy's own files. Lives on its loop."""
 
@@ -349,12 +352,15 @@ class SnapshotReceiver:
         places = _places(taken.files)
         install.clear(self._disks, epoch, frozenset(each.name for each in places if each.name != manifest.NAME))
         self._measure(epoch, places)
-        source = _Source(wire, taken.number, epoch)
+
+        def ask(place: _SnapshotFile, position: int, size: int) -> ResponseFuture:
+            return wire.post(Fetch(taken.number, place.number, position, size))
+
         listed: manifest.Manifest | None = None
         covered: checkpoints.Checkpoint | None = None
         sizes = {each.name: each.size for each in places}
         for place in sorted(places, key=_rank):
-            data = await self._obtain(source, place, listed)
+            data = await self._obtain(epoch, ask, place, listed)
             if place.name == manifest.NAME:
                 listed = manifest.unpack(data)
                 install.check_buckets(listed, self._identity, sizes)
@@ -381,19 +387,19 @@ class SnapshotReceiver:
 
     # --- one file ----------------------------------------------------------------------------------------------------
 
-    async def _obtain(self, source: _Source, place: _SnapshotFile, listed: manifest.Manifest | None) -> bytes:
+    async def _obtain(self, epoch: int, ask: _Ask, place: _SnapshotFile, listed: manifest.Manifest | None) -> bytes:
         """Fetch a file, and check it. Return its content if it lists other files."""
         disk = self._disks.of(install.directory_of(place.name))
-        file = disk.open(install.arriving_name(source.epoch, place.name), create=True)
+        file = disk.open(install.arriving_name(epoch, place.name), create=True)
         try:
             if file.size > place.size:
                 self._begin_again(disk, file)
             began_at = file.size
             self._secure(disk, file)
-            await self._pull(source, place, disk, file)
+            await self._pull(ask, place, disk, file)
             if began_at and await self._damage(file, place, listed):
                 self._begin_again(disk, file)
-                await self._pull(source, place, disk, file)
+                await self._pull(ask, place, disk, file)
             why = await self._damage(file, place, listed)
             if why:
                 self._accept(place, why)
@@ -413,7 +419,7 @@ class SnapshotReceiver:
         self.arrived_bytes -= file.size
         disk.truncate(file, 0)
 
-    async def _pull(self, source: _Source, place: _SnapshotFile, disk: Disk, file: File) -> None:
+    async def _pull(self, ask: _Ask, place: _SnapshotFile, disk: Disk, file: File) -> None:
         """Fetch the missing part of a file: several parts in flight, written in order."""
         asked: deque[ResponseFuture] = deque()
         ask_at, unsynced = file.size, 0
@@ -421,7 +427,7 @@ class SnapshotReceiver:
             while file.size < place.size:
                 while ask_at < place.size and len(asked) < self._options.parts:
                     size = min(self._options.part_bytes, place.size - ask_at)
-                    asked.append(source.ask(place, ask_at, size))
+                    asked.append(ask(place, ask_at, size))
                     ask_at += size
                 data = _part(*await asked.popleft(), file.size, self._options.part_bytes)
                 await _committed(disk, file, [data], sync=False)
@@ -479,17 +485,6 @@ class SnapshotReceiver:
             return number, self._identity.actions_id
         buckets = {} if listed is None else {each.number: each.log_id for each in listed.buckets}
         return 0, buckets.get(number, 0)
-
-
-class _Source(NamedTuple):
-    """A snapshot at its master."""
-
-    wire: RequestChannel
-    number: int
-    epoch: int
-
-    def ask(self, place: _SnapshotFile, position: int, size: int) -> ResponseFuture:
-        return self.wire.post(Fetch(self.number, place.number, position, size))
 
 
 def _places(files: list[SnapshotFile]) -> list[_SnapshotFile]:

@@ -48,7 +48,7 @@ from fairway.registry.layout import (
     unpack,
 )
 from fairway.registry.port import AnswerLost, Exists, Missing, Node, Registry, SessionOver, VersionMismatch
-from fairway.runtime.disk import Disk, settles
+from fairway.runtime.disk import Disk, contents, settles
 
 FILE = "promise"
 MAGIC = b"FWYPRM\r\n"
@@ -76,13 +76,9 @@ class EpochPromise:
 
 def _read(disk: Disk) -> int:
     try:
-        file = disk.open(FILE)
+        data = contents(disk, FILE)
     except NoSuchFile:
         return 0
-    try:
-        data = file.read(0, _COVERED.size + _CRC.size)
-    finally:
-        file.close()
     covered, crc = data[: _COVERED.size], data[_COVERED.size :]
     if not covered.startswith(MAGIC) or crc != _CRC.pack(checksum(covered)):
         raise StorageFault(

@@ -14,10 +14,11 @@ from fairway import batch
 from fairway.batch import MessageId
 from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import DelayOptions, Engine
-from fairway.delay.pending_messages import CancelOutcome, PendingDecision
+from fairway.delay.pending_messages import PendingDecision
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS
 from fairway.limits import KIB
 from fairway.names import Subject
+from fairway.protocol.delay_messages import Fate
 from fairway.simulation import Simulation
 from fairway.simulation.disk import SimDisk
 from fairway.storage import retention
@@ -39,7 +40,7 @@ STORE = StoreOptions(
 OPTIONS = DelayOptions(store=STORE, messages_per_step=2, hold_ms=20, catalogue_messages=32)
 SECOND_MS = 1_000
 YEAR_MS = 365 * DAY_MS
-__all__ = ["DAY_MS", "HOUR_MS", "CancelOutcome", "MessageId"]
+__all__ = ["DAY_MS", "HOUR_MS", "Fate", "MessageId"]
 
 
 @dataclass(slots=True)
@@ -231,7 +232,7 @@ class World(Surroundings):
         """How many messages are pending."""
         return self.run(self.engine.tally(self.engine.filter(subject, **which))).count
 
-    def decide(self, decision: PendingDecision) -> CancelOutcome:
+    def decide(self, decision: PendingDecision) -> Fate:
         """Wait until the answer may be given."""
         self.run(self.engine.store.actions.log.flusher.durable(decision.end))
         return decision.answer

@@ -13,9 +13,10 @@ from fairway import batch
 from fairway.delay.dispatch.dispatcher import Intent
 from fairway.delay.engine import DelayOptions, Engine, recover_logs
 from fairway.delay.install import Disks
-from fairway.delay.pending_messages import CancelOutcome, PendingDecision
+from fairway.delay.pending_messages import PendingDecision
 from fairway.delay.snapshot import OpenSnapshot
 from fairway.errors import FairwayError
+from fairway.protocol.delay_messages import Fate
 from fairway.runtime.clock import SimClock
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
 from fairway.storage import directory, record, replica_directory
@@ -303,7 +304,7 @@ class Pair(Surroundings):
     def await_receipt(self) -> None:
         assert self.settled(self.receipt.end)
 
-    def decide(self, decision: PendingDecision) -> CancelOutcome:
+    def decide(self, decision: PendingDecision) -> Fate:
         """Wait until the answer may be given."""
         assert self.settled(decision.end, 1)
         return decision.answer

@@ -11,7 +11,7 @@ from fairway.batch import MessageId
 from fairway.delay.schedule.pending_rows import RowState
 from fairway.errors import Code, Refused
 from fairway.storage import segment
-from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, YEAR_MS, CancelOutcome, World
+from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, YEAR_MS, Fate, World
 from tests.unit.storage.helpers import content
 
 
@@ -120,24 +120,24 @@ def test_cancel_is_answered_truthfully() -> None:
         due_ms = world.now_ms + DAY_MS
         first, second = world.schedule([b"1", b"2"], [due_ms] * 2, keys=["k-1", "k-2"])
         world.settle()
-        assert world.decide(world.engine.cancel(first)) is CancelOutcome.CANCELLED
-        assert world.decide(world.engine.cancel_key(ORDERS, "k-1")) is CancelOutcome.CANCELLED  # still true
-        assert world.decide(world.engine.cancel_key(ORDERS, "k-9")) is CancelOutcome.UNKNOWN
-        assert world.decide(world.engine.cancel_key(BILLS, "k-2")) is CancelOutcome.UNKNOWN
-        assert world.decide(world.engine.cancel(MessageId(9, 9))) is CancelOutcome.UNKNOWN
+        assert world.decide(world.engine.cancel(first)) is Fate.CANCELLED
+        assert world.decide(world.engine.cancel_key(ORDERS, "k-1")) is Fate.CANCELLED  # still true
+        assert world.decide(world.engine.cancel_key(ORDERS, "k-9")) is Fate.UNKNOWN
+        assert world.decide(world.engine.cancel_key(BILLS, "k-2")) is Fate.UNKNOWN
+        assert world.decide(world.engine.cancel(MessageId(9, 9))) is Fate.UNKNOWN
         world.crash()
         world.open()
         world.advance(DAY_MS + SECOND_MS)
         assert world.broker.payloads == [b"2"]
-        assert world.decide(world.engine.cancel(second)) is CancelOutcome.ALREADY_DISPATCHED
-        assert world.decide(world.engine.cancel_key(ORDERS, "k-2")) is CancelOutcome.ALREADY_DISPATCHED
+        assert world.decide(world.engine.cancel(second)) is Fate.ALREADY_DISPATCHED
+        assert world.decide(world.engine.cancel_key(ORDERS, "k-2")) is Fate.ALREADY_DISPATCHED
 
 
 def test_a_message_can_be_cancelled_as_soon_as_it_is_answered() -> None:
     with World() as world:
         world.settle()
         (message_id,) = world.schedule([b"1"], [world.now_ms])
-        assert world.decide(world.engine.cancel(message_id)) is CancelOutcome.CANCELLED
+        assert world.decide(world.engine.cancel(message_id)) is Fate.CANCELLED
         world.advance(HOUR_MS)
         assert world.broker.payloads == []
 
@@ -147,8 +147,8 @@ def test_reschedule_earlier_and_later_survives_a_crash() -> None:
         now_ms = world.now_ms
         early, late = world.schedule([b"early", b"late"], [now_ms + 300 * DAY_MS, now_ms + HOUR_MS])
         world.settle()
-        assert world.decide(world.engine.reschedule(early, now_ms + 2 * SECOND_MS)) is CancelOutcome.RESCHEDULED
-        assert world.decide(world.engine.reschedule(late, now_ms + 400 * DAY_MS)) is CancelOutcome.RESCHEDULED
+        assert world.decide(world.engine.reschedule(early, now_ms + 2 * SECOND_MS)) is Fate.RESCHEDULED
+        assert world.decide(world.engine.reschedule(late, now_ms + 400 * DAY_MS)) is Fate.RESCHEDULED
         world.crash()
         world.open()
         world.advance(2 * HOUR_MS)

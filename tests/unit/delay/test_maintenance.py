@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fairway.errors import WrongDirectory
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Fate, World
 
 SHORT = replace(OPTIONS, remembered_max=2)
 
@@ -21,18 +21,18 @@ def test_the_newest_are_remembered_and_the_memory_of_the_others_is_used_again() 
         world.advance(2 * SECOND_MS)
         assert len(world.broker.payloads) == 200
         assert world.engine.rows.end < 50
-        assert world.decide(world.engine.cancel(ids[-1])) is CancelOutcome.ALREADY_DISPATCHED
-        assert world.decide(world.engine.cancel(ids[0])) is CancelOutcome.UNKNOWN
+        assert world.decide(world.engine.cancel(ids[-1])) is Fate.ALREADY_DISPATCHED
+        assert world.decide(world.engine.cancel(ids[0])) is Fate.UNKNOWN
 
 
 def test_an_hour_is_remembered() -> None:
     with World() as world:
         (message_id,) = world.schedule([b"x"], [world.now_ms])
         world.advance(HOUR_MS // 2)
-        assert world.decide(world.engine.cancel(message_id)) is CancelOutcome.ALREADY_DISPATCHED
+        assert world.decide(world.engine.cancel(message_id)) is Fate.ALREADY_DISPATCHED
         world.advance(HOUR_MS)
         world.advance(SECOND_MS)
-        assert world.decide(world.engine.cancel(message_id)) is CancelOutcome.UNKNOWN
+        assert world.decide(world.engine.cancel(message_id)) is Fate.UNKNOWN
 
 
 @pytest.mark.parametrize("end", ["close", "crash", "kill"])
@@ -94,7 +94,7 @@ def test_a_row_that_went_with_its_bucket_and_is_used_again_is_remembered_anew() 
         (second,) = world.schedule([b"second"], [world.now_ms])
         world.advance(SECOND_MS)
         world.advance(11 * 60 * SECOND_MS)
-        assert world.decide(world.engine.cancel(second)) is CancelOutcome.ALREADY_DISPATCHED
+        assert world.decide(world.engine.cancel(second)) is Fate.ALREADY_DISPATCHED
         world.crash()
         world.open()
         world.advance(HOUR_MS)

@@ -12,7 +12,7 @@ from fairway.delay.engine import Engine
 from fairway.delay.pending_messages import Filter
 from fairway.errors import Code, Misuse, Refused, WrongDirectory
 from fairway.simulation.disk import SimDisk, SimulatedPowerCut
-from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, CancelOutcome, World
+from tests.unit.delay.helpers import BILLS, DAY_MS, HOUR_MS, OPTIONS, SECOND_MS, Fate, World
 from tests.unit.delay.pair import LOGS, Pair, Side
 
 ENDS: list[Callable[[Side], None]] = [Side.end, Side.abandon, lambda side: side.end(SimDisk.crash_process)]
@@ -48,8 +48,8 @@ def change_masters(made: type[Engine], end: Callable[[Side], None] = Side.end) -
     with Pair(made=made) as pair:
         soon, later = pair.now_ms + SECOND_MS, pair.now_ms + DAY_MS
         ids = pair.schedule([b"soon", b"never", b"put off", b"later"], [soon, later, soon, later])
-        assert pair.decide(pair.engine.cancel(ids[1])) is CancelOutcome.CANCELLED
-        assert pair.decide(pair.engine.reschedule(ids[2], later)) is CancelOutcome.RESCHEDULED
+        assert pair.decide(pair.engine.cancel(ids[1])) is Fate.CANCELLED
+        assert pair.decide(pair.engine.reschedule(ids[2], later)) is Fate.RESCHEDULED
         pair.settle()
         pair.advance(2 * SECOND_MS)
         assert pair.broker.payloads == [b"soon"]
@@ -137,7 +137,7 @@ def cancel_alone(made: type[Engine]) -> None:
         ids = pair.schedule([b"x", b"y"], [pair.now_ms + 2 * DAY_MS] * 2)
         pair.settle()
         pair.is_cut_off = True
-        assert pair.engine.cancel(ids[0]).answer is CancelOutcome.CANCELLED  # and never answered
+        assert pair.engine.cancel(ids[0]).answer is Fate.CANCELLED  # and never answered
         for _ in range(40):  # the day comes near, and its bucket is cut into hours
             pair.sleep(HOUR_MS)
             pair.engine.on_time()
@@ -245,7 +245,7 @@ def test_a_copy_may_be_told_to_lead_while_it_loads(is_heard_of: bool) -> None:
         pair.join(looks=1)
         pair.pass_on()
         if is_heard_of:
-            assert pair.decide(pair.engine.cancel(ids[0])) is CancelOutcome.CANCELLED
+            assert pair.decide(pair.engine.cancel(ids[0])) is Fate.CANCELLED
             pair.go_on()
         pair.copy.engine.on_time()
         assert not pair.copy.engine.is_loaded

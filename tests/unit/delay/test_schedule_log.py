@@ -11,7 +11,7 @@ from fairway.delay.schedule.manifest import COPY, DAMAGED, NAME, BucketEntry, Ma
 from fairway.errors import Code, Refused, RemoteProtocolError, WrongDirectory
 from fairway.storage import segment
 from fairway.storage.record import Record
-from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, CancelOutcome, MessageId, World
+from tests.unit.delay.helpers import DAY_MS, HOUR_MS, OPTIONS, ORDERS, SECOND_MS, Fate, MessageId, World
 from tests.unit.storage.helpers import content
 
 MANIFEST = Manifest(7, 1_000, 4, [BucketEntry(3, 99, 1, 0, HOUR_MS, 640)])
@@ -227,9 +227,7 @@ def test_a_full_disk_refuses_what_is_new_and_goes_on_when_there_is_room() -> Non
             world.send([b"4"], [world.now_ms + 90 * DAY_MS], producer=3)
         assert caught.value.code is Code.READ_ONLY
         assert world.engine.fault is None
-        assert (
-            world.decide(world.engine.cancel(MessageId(2, 0))) is CancelOutcome.CANCELLED
-        )  # decisions are not held up
+        assert world.decide(world.engine.cancel(MessageId(2, 0))) is Fate.CANCELLED  # decisions are not held up
         world.make_room()
         world.advance(2 * SECOND_MS)
         world.schedule([b"4"], [world.now_ms + 90 * DAY_MS], producer=3)

@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from fairway import batch, limits
 from fairway.batch.identity import derived_secret
@@ -53,24 +53,11 @@ from fairway.runtime.loop_link import LoopLink
 from fairway.runtime.net import Address, Net
 from fairway.runtime.rng import Rng
 
+if TYPE_CHECKING:
+    from fairway.delay.dispatch.targets import TargetFinder
+
 _REFUSED_BYTES_MAX = 4 * limits.DELAY_OUTSTANDING_BYTES_MAX  # above it they count, too: memory comes first
 _GOODBYE_S = 1.0
-
-
-class Guide(Protocol):
-    """Knows the routes of a cluster."""
-
-    def groups_of(self, subject: Subject) -> Sequence[str]:
-        """The broker groups that take messages of a subject now, the subject's preferred group first."""
-
-    def homes_of(self, subject: Subject) -> Sequence[str]:
-        """The broker groups that share the keys of an ordered subject. Empty for other subjects."""
-
-    def want(self, subject: Subject) -> None:
-        """Look up the subject's broker groups."""
-
-    def doubt(self, group: str) -> None:
-        """Check a broker group that could not be reached, or whose connection was lost."""
 
 
 @dataclass(slots=True)
@@ -123,7 +110,7 @@ class DispatchSender:
         self._targets: dict[str, DispatchTarget] = {}
         self._homeless: dict[str, list[Intent]] = {}  # intents by target whose address is unknown
         self._routes: dict[Subject, str] = {}
-        self._guide: Guide | None = None
+        self._guide: TargetFinder | None = None
         self._named: frozenset[str] | None = None  # the targets that the guide knows; None: it has not said yet
 
     def __iter__(self) -> Iterator[DispatchTarget]:
@@ -135,7 +122,7 @@ class DispatchSender:
             self._dial(name, places)
         self._routes.clear()
 
-    def follow(self, guide: Guide) -> None:
+    def follow(self, guide: TargetFinder) -> None:
         """Take routes from this guide from now on. The guide looks up the targets of homeless intents at once."""
         self._guide = guide
         for intent in [intent for intents in self._homeless.values() for intent in intents]:

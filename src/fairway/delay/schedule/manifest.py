@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from fairway.batch import checksum
 from fairway.delay.schedule.batch_arrays import split_by
 from fairway.errors import Code, DiskFull, NoSuchFile, Refused, RemoteProtocolError, WrongDirectory
-from fairway.runtime.disk import Disk, Part
+from fairway.runtime.disk import Disk, Part, contents
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -203,13 +203,9 @@ class Read(NamedTuple):
 def read(disk: Disk, name: str) -> Read | None:
     """None: the file does not exist."""
     try:
-        file = disk.open(name)
+        data = contents(disk, name)
     except NoSuchFile:
         return None
-    try:
-        data = file.read(0, file.size)
-    finally:
-        file.close()
     try:
         return Read(data, unpack(data))
     except RemoteProtocolError as error:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway.delay.schedule.manifest import HOUR_MS
-from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState
+from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState, joined
 
 TICK_MS = 10
 _GONE = -1
@@ -99,20 +99,13 @@ class Wheel:
         """Take off the rows that are due by now."""
         taken = [run.take(now_ms) for run in self._runs]
         self._runs = [run for run in self._runs if len(run)]
-        if not taken:
-            return np.empty(0, np.int64)
-        rows: RowNumbers = np.concatenate(taken)
-        rows = rows[np.not_equal(rows, _GONE)]
+        rows = _without_gone(taken)
         self._count -= len(rows)
         return rows
 
     def between(self, start_ms: int, end_ms: int) -> RowNumbers:
         """The rows due in [`start_ms`, `end_ms`). They stay on the wheel."""
-        found = [run.between(start_ms, end_ms) for run in self._runs]
-        if not found:
-            return np.empty(0, np.int64)
-        rows: RowNumbers = np.concatenate(found)
-        return rows[np.not_equal(rows, _GONE)]
+        return _without_gone([run.between(start_ms, end_ms) for run in self._runs])
 
     def next_ms(self) -> int | None:
         """The tick at which the next row is due; None if there is none."""
@@ -123,6 +116,12 @@ class Wheel:
             return None
         first = min(int(run.due_ms[run.at]) for run in self._runs)
         return -(-first // TICK_MS) * TICK_MS
+
+
+def _without_gone(parts: list[RowNumbers]) -> RowNumbers:
+    rows = joined(parts)
+    left: RowNumbers = rows[rows != _GONE]
+    return left
 
 
 class Sweeper:

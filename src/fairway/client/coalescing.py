@@ -314,7 +314,7 @@ RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
 
 
-class _Turn(CoalescedRequest[KeyT]):
+class _KeyTurn(CoalescedRequest[KeyT]):
     """One request's turn. The lock of a coordinator for tasks does nothing: its loop runs one of them at a time."""
 
     __slots__ = ("_clock", "_lock", "_table")
@@ -390,7 +390,7 @@ class _Coordinator(Generic[KeyT]):
 # --- for threads ------------------------------------------------------------------------------------------------------
 
 
-class QueueEntry(_Turn[KeyT]):
+class QueueEntry(_KeyTurn[KeyT]):
     """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
 
     `QueueCoordinator.acquire` makes it. Entering its `with` waits; leaving releases. Any thread may release it, once.
@@ -467,7 +467,7 @@ class QueueCoordinator(_Coordinator[KeyT]):
 # --- for tasks --------------------------------------------------------------------------------------------------------
 
 
-class AioQueueEntry(_Turn[KeyT]):
+class AioQueueEntry(_KeyTurn[KeyT]):
     """One request's turn on a key; `status` says whether the request is accepted, waits or is declined.
 
     `QueueCoordinator.acquire` makes it. Entering its `async with` waits; leaving releases. A task that is cancelled

@@ -168,9 +168,7 @@ class Engine(PendingQueries):
             self._browser = Browser(self.rows, self._obtain)
             data = self._data()
             self._recovery = Recovery(data, self._dispatcher, self._sweeper.home)
-            self._following: DelayReplica | None = None
-            if follows:
-                self._following = DelayReplica(data, self._recovery.decision_index, self._recovery.tail_start)
+            self._following = DelayReplica(data, self._recovery) if follows else None
             self._housekeeper = DelayMaintenance(data, self._memory, self._options.housekeeping_ms)
             self.store.on_fault = self._failed
         except FairwayError:

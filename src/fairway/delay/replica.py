@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fairway import limits
 from fairway.delay.dispatch.log import DispatchEvent, EventKind, MasterDecision
 from fairway.delay.engine_part import EngineData, EnginePart
-from fairway.delay.recovery import RECORD_COST, batches, catch_up, known_from
+from fairway.delay.recovery import RECORD_COST, Recovery, batches, catch_up, known_from
 from fairway.delay.schedule.pending_rows import DecisionIndex, RowNumbers, Rows, RowState
 from fairway.storage.log import Damaged
 from fairway.storage.record import Record
@@ -42,10 +42,10 @@ _NOTHING: NDArray[np.uint64] = np.zeros(0, np.uint64)
 class DelayReplica(EnginePart):
     """The state of a copy that does not lead. `at`: the message log was taken up to here."""
 
-    def __init__(self, data: EngineData, decision_index: DecisionIndex, at: int) -> None:
+    def __init__(self, data: EngineData, recovery: Recovery) -> None:
         super().__init__(data)
-        self.at = at
-        self._decision_index = decision_index
+        self.at = recovery.tail_start
+        self._decision_index = recovery.decision_index
         self._known_end = self._store.messages.log.end  # below it, a message may be in a bucket before it is taken
         self._ceilings: NDArray[np.uint64] = np.zeros(1, np.uint64)  # by subject: behind the last loaded one
         self._loaded_end = 0

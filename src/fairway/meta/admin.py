@@ -15,7 +15,7 @@ import msgspec
 from fairway import limits
 from fairway.errors import Code, Refused
 from fairway.meta.cluster_state import BROKER, DELAY, ClusterState, GroupView, Key, check_names, choose, is_able
-from fairway.meta.decommission_check import Debt, DecommissionCheck
+from fairway.meta.decommission_check import Debt, Masters
 from fairway.names import GroupName, Subject
 from fairway.protocol.route_messages import Govern, Governed, RouteChange
 from fairway.registry import layout
@@ -43,13 +43,13 @@ class ClusterAdmin:
         registry: Registry,
         cluster_state: ClusterState,
         told: Callable[[list[Key]], None],
-        decommission_check: DecommissionCheck,
+        masters: Masters,
         spread: int,
     ) -> None:
         self._registry = registry
         self._cluster_state = cluster_state
         self._told = told
-        self._decommission_check = decommission_check
+        self._masters = masters
         self._spread = spread
 
     async def govern(self, asked: Govern) -> Governed:
@@ -277,14 +277,9 @@ class ClusterAdmin:
         name = self._group(asked.name).name
         if asked.is_on:
             self._check_successor(name, is_forced=asked.is_forced)
-        before, after = await self._change(
-            GroupRecord,
-            layout.group_path(name),
-            lambda record: msgspec.structs.replace(record, is_draining=asked.is_on, is_done=False, is_closed=False),
-        )
+        before, after = await self._change_group(name, is_draining=asked.is_on, is_done=False, is_closed=False)
         if before is None or after is None:
             raise Refused(Code.BAD_REQUEST, f"group {name} of servers is gone")
-        self._told(self._cluster_state.put_group(name, after, self._group(name).living))
         moved = 0
         for subject, record in sorted(self._cluster_state.subjects.items()):
             if name in (record.writable if asked.is_on else record.groups):
@@ -367,9 +362,9 @@ class ClusterAdmin:
             if is_closing:
                 debt = await self._close(view)
             if not debt.sentence and view.kind == BROKER:
-                debt = await self._decommission_check.bound_for(view.name, self._delays())
+                debt = await self._masters.bound_for(view.name, self._delays())
             if not debt.sentence and (is_asked or is_closing):
-                debt = await self._decommission_check.owed(self._group(view.name))
+                debt = await self._masters.owed(self._group(view.name))
             is_clear = not debt.sentence
         finally:
             if not is_clear and (is_closing or (debt.sentence and debt.is_known)):
@@ -396,14 +391,19 @@ class ClusterAdmin:
 
     async def _mark(self, view: GroupView, *, is_closed: bool, is_done: bool = False) -> None:
         """`is_done`: nothing is outstanding, and nobody can be asked once the servers are stopped."""
-        _, after = await self._change(
-            GroupRecord,
-            layout.group_path(view.name),
-            lambda record: msgspec.structs.replace(record, is_closed=is_closed, is_done=is_done),
-        )
+        await self._change_group(view.name, is_closed=is_closed, is_done=is_done)
+
+    async def _change_group(self, name: str, **fields: object) -> tuple[GroupRecord | None, GroupRecord | None]:
+        return await self._change_record_of(name, lambda before: msgspec.structs.replace(before, **fields))
+
+    async def _change_record_of(
+        self, name: str, change: Callable[[GroupRecord], GroupRecord]
+    ) -> tuple[GroupRecord | None, GroupRecord | None]:
+        before, after = await self._change(GroupRecord, layout.group_path(name), change)
+        view = self._cluster_state.groups.get(name)
         if after is not None:
-            known = self._cluster_state.groups.get(view.name)
-            self._told(self._cluster_state.put_group(view.name, after, view.living if known is None else known.living))
+            self._told(self._cluster_state.put_group(name, after, {} if view is None else view.living))
+        return before, after
 
     async def _let_go(self, subject: str, group: str) -> None:
         def without(before: SubjectRecord) -> SubjectRecord:
@@ -425,9 +425,7 @@ class ClusterAdmin:
         def without(before: GroupRecord) -> GroupRecord:
             return msgspec.structs.replace(before, members=[each for each in before.members if each not in copies])
 
-        before, after = await self._change(GroupRecord, layout.group_path(view.name), without)
-        if after is not None:
-            self._told(self._cluster_state.put_group(view.name, after, view.living))
+        before, after = await self._change_record_of(view.name, without)
         return Governed("" if before == after else f"group {view.name} has forgotten {', '.join(copies)}")
 
     async def _promote(self, asked: Govern) -> Governed:

@@ -37,6 +37,10 @@ def group_key(name: str) -> Key:
     return "group", name
 
 
+def groups_of(record: SubjectRecord) -> list[str]:
+    return [*dict.fromkeys((*record.groups, *record.writable))]
+
+
 class ClusterState:
     """The records, and their stamps. Each change returns the keys of the polls to answer."""
 
@@ -111,11 +115,9 @@ class ClusterState:
         keys = {subject_key(name) for name in names}
         if asker is ClientRole.SCHEDULER:
             return keys | {ANY_DELAY}
-        return keys | {group_key(group) for name in names if name in self.subjects for group in self._held(name)}
-
-    def _held(self, subject: str) -> list[str]:
-        record = self.subjects[subject]
-        return list(dict.fromkeys((*record.groups, *record.writable)))
+        return keys | {
+            group_key(group) for name in names if name in self.subjects for group in groups_of(self.subjects[name])
+        }
 
     def missing(self, route: Route) -> list[str]:
         """The requested subjects that do not exist."""
@@ -173,7 +175,7 @@ class ClusterState:
         if asker is ClientRole.SCHEDULER:
             keys.append(ANY_DELAY)
         elif subject in self.subjects:
-            keys += map(group_key, self._held(subject))
+            keys += map(group_key, groups_of(self.subjects[subject]))
         return any(self._stamps.get(key, 0) > known for key in keys)
 
     def _subject(self, route: Route, name: str, *, policy: bool, trouble_of: Callable[[str], str]) -> SubjectRoute:

@@ -1,7 +1,6 @@
 """Decommission check: asks masters which messages would be lost if a group of servers were given up.
 
-`Masters` asks the questions, also for `fairway.meta.route_upkeep`; `DecommissionCheck` makes sentences of the
-answers.
+`Masters` asks the questions, also for `fairway.meta.route_upkeep`, and makes sentences of the answers.
 """
 
 from __future__ import annotations
@@ -23,6 +22,15 @@ from fairway.runtime.rng import Rng
 T = TypeVar("T")
 
 ANSWER_S = 10.0
+_NAMED_MAX = 5  # consumer groups in the sentence
+
+
+@dataclass(frozen=True)
+class Debt:
+    """Messages that would be lost with a group. `sentence` is for people; empty: none."""
+
+    sentence: str = ""
+    is_known: bool = True  # False: nobody could be asked, and the sentence says why
 
 
 class Masters:
@@ -59,36 +67,7 @@ class Masters:
         asked = Describe(Depth.SUBJECTS, after=after, items_max=number)
         return await self.ask(_master_of(view), lambda inquirer: _described(inquirer, asked))
 
-
-async def _described(inquirer: Inquirer, asked: Describe) -> Described:
-    described = await inquirer.ask(asked, Described, ANSWER_S)
-    if not described.broker.is_master:
-        raise FairwayError("the broker does not lead its group")
-    return described
-
-
-def _master_of(view: GroupView) -> RegisteredCopy:
-    if view.master is None:
-        raise FairwayError(f"group {view.name} has no master")
-    return view.master
-
-
-_NAMED_MAX = 5  # consumer groups in the sentence
-
-
-@dataclass(frozen=True)
-class Debt:
-    """Messages that would be lost with a group. `sentence` is for people; empty: none."""
-
-    sentence: str = ""
-    is_known: bool = True  # False: nobody could be asked, and the sentence says why
-
-
-class DecommissionCheck:
-    """Asks masters: `debt = await check.owed(view)`."""
-
-    def __init__(self, masters: Masters) -> None:
-        self._ask = masters.ask
+    # --- what would be lost with a group -----------------------------------------------------------------------------
 
     async def owed(self, view: GroupView) -> Debt:
         """The messages of a group of servers that are still outstanding."""
@@ -97,7 +76,7 @@ class DecommissionCheck:
             sentence = "it has no master, so nobody can say what it still owes: start its servers, or use --force"
             return Debt(sentence, is_known=False)
         try:
-            return await self._ask(master, _pending if view.kind == DELAY else _unconsumed)
+            return await self.ask(master, _pending if view.kind == DELAY else _unconsumed)
         except FairwayError as error:
             sentence = f"its master at {address_of(master)} does not say what it still owes: {error}"
             return Debt(sentence, is_known=False)
@@ -112,7 +91,7 @@ class DecommissionCheck:
             if master is None:
                 return Debt(f"{who} has no master to say what it owes to {group}: {remedy}", is_known=False)
             try:
-                _, in_transit = await self._ask(master, _tallied)
+                _, in_transit = await self.ask(master, _tallied)
             except FairwayError as error:
                 return Debt(f"{who} does not say what it owes to {group} ({error}): {remedy}", is_known=False)
             messages = sum(each.messages for each in in_transit if each.group == group)
@@ -126,6 +105,19 @@ class DecommissionCheck:
             f"{what} for it at delay servers ({by_group}), and only it can say whether it has them: "
             "start its servers if they are stopped, and ask again"
         )
+
+
+async def _described(inquirer: Inquirer, asked: Describe) -> Described:
+    described = await inquirer.ask(asked, Described, ANSWER_S)
+    if not described.broker.is_master:
+        raise FairwayError("the broker does not lead its group")
+    return described
+
+
+def _master_of(view: GroupView) -> RegisteredCopy:
+    if view.master is None:
+        raise FairwayError(f"group {view.name} has no master")
+    return view.master
 
 
 async def _tallied(inquirer: Inquirer) -> tuple[Tallied, list[TransitReport]]:

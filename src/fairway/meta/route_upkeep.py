@@ -47,7 +47,7 @@ from itertools import islice
 from fairway import limits
 from fairway.errors import FairwayError, RemoteProtocolError
 from fairway.meta.admin import ClusterAdmin
-from fairway.meta.cluster_state import BROKER, ClusterState, GroupView, Key, base_of
+from fairway.meta.cluster_state import BROKER, ClusterState, GroupView, Key, base_of, groups_of
 from fairway.meta.decommission_check import Masters
 from fairway.protocol.admin_messages import SubjectDescription
 from fairway.registry import layout
@@ -139,7 +139,7 @@ class UnusedRoutes:
         """What the groups of these routes say about the subjects."""
         asked: dict[str, list[str]] = {}
         for name, record in records.items():
-            for group in _groups_of(record):
+            for group in groups_of(record):
                 asked.setdefault(group, []).append(name)
         return {group: await self._ask(group, names) for group, names in asked.items()}
 
@@ -161,7 +161,7 @@ class UnusedRoutes:
         """Give routes back to subjects that were created meanwhile, or whose groups do not answer."""
         holders = await self._holders(removed)
         for name, record in removed.items():
-            groups = [group for group in _groups_of(record) if _holds(name, holders[group]) is not False]
+            groups = [group for group in groups_of(record) if _holds(name, holders[group]) is not False]
             if groups:
                 self.expired -= 1
                 with contextlib.suppress(FairwayError):  # the audit will see stored messages
@@ -238,17 +238,13 @@ class RouteUpkeep:
                 await self._audit.look()
 
 
-def _groups_of(record: SubjectRecord) -> list[str]:
-    return [*dict.fromkeys((*record.groups, *record.writable))]
-
-
 def _holds(subject: str, held: dict[str, SubjectDescription] | None) -> bool | None:
     return None if held is None else subject in held
 
 
 def _is_held(subject: str, record: SubjectRecord, holders: _Holders) -> bool | None:
     """Whether any group of the route has the subject; None: some group does not answer."""
-    said = [_holds(subject, holders[group]) for group in _groups_of(record)]
+    said = [_holds(subject, holders[group]) for group in groups_of(record)]
     return None if None in said else any(said)
 
 

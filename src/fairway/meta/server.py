@@ -23,7 +23,7 @@ from fairway.errors import BadName, Code, FairwayError, Misuse, Refused
 from fairway.lookup.registries import META_PORT
 from fairway.meta.admin import ClusterAdmin
 from fairway.meta.cluster_state import ClusterState
-from fairway.meta.decommission_check import DecommissionCheck, Masters
+from fairway.meta.decommission_check import Masters
 from fairway.meta.registry_requests import QUESTIONS, RegistryRequestHandler
 from fairway.meta.registry_watcher import RegistryWatcher
 from fairway.meta.route_requests import RouteRequestHandler, SubjectCreator, check
@@ -177,9 +177,7 @@ class MetaServer(SocketServer):
         self._registry = world.registry
         self.registry_watcher = RegistryWatcher(world.registry, self.cluster_state, world.rng, self._told, remark)
         masters = Masters(world.net, world.clock, world.rng)
-        self.admin = ClusterAdmin(
-            world.registry, self.cluster_state, self._told, DecommissionCheck(masters), options.spread
-        )
+        self.admin = ClusterAdmin(world.registry, self.cluster_state, self._told, masters, options.spread)
         self.creation_rate = CreationRate(world.clock)
         self._subject_creator = SubjectCreator(self.admin, world.clock, self.creation_rate)
         self.routes = RouteRequestHandler(

@@ -225,9 +225,7 @@ class ZooKeeperConnection:
 
     def ask(self, request: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
         """The answer, or an error of the port's classes."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._link(getattr(self._client, f"{request}_async")(*args, **options), answer)
-        return answer
+        return self._linked(getattr(self._client, f"{request}_async")(*args, **options))
 
     def watch_tree(self, path: str) -> asyncio.Future[Any]:
         """Report every change below a node on this connection (`on_below`). `Unsupported` by servers before 3.6."""
@@ -240,9 +238,8 @@ class ZooKeeperConnection:
         return self._call(ReadMany(paths))
 
     def _call(self, request: AddWatch | ReadMany) -> asyncio.Future[Any]:
-        answer: asyncio.Future[Any] = self._loop.create_future()
         result = self._client.handler.async_result()
-        self._link(result, answer)
+        answer = self._linked(result)
         self._client._call(request, result)
         return answer
 
@@ -250,18 +247,20 @@ class ZooKeeperConnection:
         """Commit a transaction that changes nothing, which only a majority of the servers can do. A read after it sees
         everything that was changed before. (A plain read proves nothing: a server that is cut off from the others still
         answers. Nor does `sync`: a leader that has lost its followers without knowing still answers.)"""
-        answer: asyncio.Future[Any] = self._loop.create_future()
         change = self._client.transaction()
         change.check(path, -1)
-        self._link(change.commit_async(), answer)
-        return answer
+        return self._linked(change.commit_async())
 
-    def _link(self, result: Any, answer: asyncio.Future[Any]) -> None:
+    def _linked(self, result: Any) -> asyncio.Future[Any]:
+        """The outcome of a call of kazoo's, on the loop."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
         def done(result: Any) -> None:  # on a thread of kazoo's
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
                 self._loop.call_soon_threadsafe(_settle, answer, result.exception, result.value)
 
         result.rawlink(done)
+        return answer
 
     def watcher(self, path: str, fired: Callable[[str], None]) -> Callable[[Any], None]:
         """The watch function for kazoo: reports that the node has changed. The connection tells when watches are

@@ -194,10 +194,9 @@ class ZooKeeperRegistry:
         if fresh:
             await self._ask_quorum(checked_path(path))
         try:
-            value, stat = await self._ask(path, "get", self._at(path))
+            return _node(path, await self._ask(path, "get", self._at(path)))
         except Missing:
             return None
-        return Node(path, value or b"", stat.version, stat.ephemeralOwner)
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         found: list[Node | None] = []

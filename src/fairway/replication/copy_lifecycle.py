@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Generic
 
@@ -437,20 +437,14 @@ class CopyLifecycle(ABC, Generic[ServerT]):
         self._remedy = None
 
     def _cut(self, parted: Diverged) -> list[str]:
-        disk = self._world.open_disk()
-        try:
+        with closing(self._world.open_disk()) as disk:
             return [*map(_told, replica_directory.cut(disk, parted.messages_at, parted.actions_at))]
-        finally:
-            disk.close()
 
     def _begin_anew(self, remedy: TooFarBehind, adopt: DirectoryIdentity) -> list[str]:
         """Reset the replica. Returns what was set aside."""
-        disk = self._world.open_disk()
-        try:
+        with closing(self._world.open_disk()) as disk:
             kept = replica_directory.wipe(disk, self._world.rng, adopt, *remedy.first_bases)
             return [f"set aside: {name}" for name in kept]
-        finally:
-            disk.close()
 
     # --- leading -----------------------------------------------------------------------------------------------------
 

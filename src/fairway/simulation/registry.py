@@ -300,41 +300,17 @@ class SimEnsemble:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    def get(self, connection: SimulatedConnection, path: str, is_fresh: bool) -> Node | None:
-        return self._server(connection, is_fresh).get(path)
-
-    def get_many(self, connection: SimulatedConnection, paths: list[str]) -> list[Node | None]:
-        tree = self._server(connection, False)
-        return [tree.get(path) for path in paths]
-
-    def children(self, connection: SimulatedConnection, path: str) -> list[str]:
-        return self._server(connection, False).children(path)
-
-    def create(
-        self, connection: SimulatedConnection, path: str, value: bytes, *, is_ephemeral: bool, is_numbered: bool
-    ) -> Node | None:
-        owner = connection.session if is_ephemeral else 0
-        changes = self.tree.create(path, value, owner=owner, is_numbered=is_numbered)
-        self._change(connection, changes)
-        return changes[-1].node
-
-    def put(self, connection: SimulatedConnection, path: str, value: bytes, version: int) -> Node | None:
-        changes = self.tree.put(path, value, version)
-        self._change(connection, changes)
-        return changes[-1].node
-
-    def remove(self, connection: SimulatedConnection, path: str, version: int | None) -> None:
-        self._change(connection, self.tree.remove(path, version))
-
     def watch(self, connection: SimulatedConnection, path: str, is_tree: bool) -> None:
         """Report every change of the node, or of every node below, from now on. Reads from now on see the changes
         before."""
         (connection.trees if is_tree else connection.watched)[path] = None
         connection.floor = self._end
 
-    def _change(self, connection: SimulatedConnection, changes: list[NodeChange]) -> None:
+    def change(self, connection: SimulatedConnection, changes: list[NodeChange]) -> Node | None:
+        """Make changes of the tree, and return the last changed node."""
         self._commit(changes)
         connection.floor = self._end
+        return changes[-1].node
 
     def _commit(self, changes: list[NodeChange]) -> None:
         if not changes:
@@ -362,7 +338,7 @@ class SimEnsemble:
     def _end(self) -> int:
         return self._log_start + len(self._log)
 
-    def _server(self, connection: SimulatedConnection, is_fresh: bool) -> Tree:
+    def seen(self, connection: SimulatedConnection, is_fresh: bool = False) -> Tree:
         """The tree as the client's server sees it: behind by a while, but never behind what the client has seen."""
         server = self._servers[connection.client.name]
         position = self._end if is_fresh else max(server.position, connection.floor)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.registry.port import AnswerLost, Node, RegistryError, SessionOver, SessionState
 from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty, SessionWatches, Watching
-from fairway.registry.tree import checked_path, checked_value, checked_version
+from fairway.registry.tree import NodeChange, Tree, checked_path, checked_value, checked_version
 from fairway.runtime.clock import Clock
 from fairway.simulation.loop import SimLoop
 from fairway.simulation.wire import SimulatedWire
 
 if TYPE_CHECKING:
     from fairway.simulation.registry import SimEnsemble
+
+T = TypeVar("T")
 
 _REDIAL_S = 0.1  # after a failed connection
 _NO_ANSWER = -1
@@ -84,34 +86,43 @@ class SimRegistry:
         return self._certainty.until_ns
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
-        found: Node | None = await self._ask(path, self._ensemble.get, checked_path(path), fresh)
-        return found
+        checked_path(path)
+        return await self._ask(path, lambda connection: self._ensemble.seen(connection, fresh).get(path))
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         wanted = [checked_path(path) for path in paths]
         if not wanted:
             return []
-        found: list[Node | None] = await self._ask(wanted[0], self._ensemble.get_many, wanted)
-        return found
+        return await self._ask(wanted[0], lambda connection: [*map(self._ensemble.seen(connection).get, wanted)])
 
     async def children(self, path: str) -> list[str]:
-        found: list[str] = await self._ask(path, self._ensemble.children, checked_path(path))
-        return found
+        checked_path(path)
+        return await self._ask(path, lambda connection: self._ensemble.seen(connection).children(path))
 
     async def create(
         self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
     ) -> Node:
-        create = partial(self._ensemble.create, is_ephemeral=is_ephemeral, is_numbered=is_numbered)
-        made: Node = await self._ask(path, create, checked_path(path), checked_value(path, value))
+        checked_value(checked_path(path), value)
+
+        def changes(tree: Tree, connection: SimulatedConnection) -> list[NodeChange]:
+            return tree.create(path, value, owner=connection.session if is_ephemeral else 0, is_numbered=is_numbered)
+
+        made: Node = await self._change(path, changes)
         return made
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
         checked_version(path, version)
-        made: Node = await self._ask(path, self._ensemble.put, checked_path(path), checked_value(path, value), version)
-        return made
+        checked_value(checked_path(path), value)
+        changed: Node = await self._change(path, lambda tree, _: tree.put(path, value, version))
+        return changed
 
     async def remove(self, path: str, version: int | None = None) -> None:
-        await self._ask(path, self._ensemble.remove, checked_path(path), checked_version(path, version))
+        checked_version(checked_path(path), version)
+        await self._change(path, lambda tree, _: tree.remove(path, version))
+
+    async def _change(self, path: str, changes: Callable[[Tree, SimulatedConnection], list[NodeChange]]) -> Any:
+        ensemble = self._ensemble
+        return await self._ask(path, lambda connection: ensemble.change(connection, changes(ensemble.tree, connection)))
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watching:
         watching = self._watches.add(checked_path(path), changed)
@@ -211,7 +222,7 @@ class SimRegistry:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, path: str, act: Callable[..., Any], *args: Any) -> Any:
+    async def _ask(self, path: str, act: Callable[[SimulatedConnection], T]) -> T:
         """Send a request. The ensemble may carry it out or not, and its answer may be lost."""
         deadline_s = self._loop.time() + self._session_ns / 1e9
         while self.is_gone or not self._awake.is_set() or not self._connected.is_set():
@@ -223,9 +234,10 @@ class SimRegistry:
         connection = self.connection
         if connection is None:
             raise AnswerLost(f"registry node {path}: the connection broke")
-        answer = self._send(connection, partial(act, connection, *args))
+        answer = self._send(connection, partial(act, connection))
         try:
-            return await answer
+            outcome: T = await answer
+            return outcome
         except AnswerLost as error:
             raise AnswerLost(f"registry node {path}: {error}") from error
 

@@ -27,7 +27,6 @@ of the others stay valid, and so does what the dispatch log says about indices i
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -214,20 +213,13 @@ def salvage(messages: MessageLog, header: RecordHeader, subject: Subject, claim:
     )
 
 
-@dataclass(slots=True, init=False)
 class _Collection:
     """Batches of the message log, and where in them each message of a record is."""
 
-    batches: list[StoredBatch]
-    owner: Numbers  # by index in the record: the number of its batch; -1: missing
-    places: Numbers  # by index in the record: the index in its batch
-    messages_from: int
-    is_awaited: bool
-
     def __init__(self, count: int) -> None:
-        self.batches = []
-        self.owner = np.full(count, -1, np.int64)
-        self.places = np.zeros(count, np.int64)
+        self.batches: list[StoredBatch] = []
+        self.owner: Numbers = np.full(count, -1, np.int64)  # by index in the record: number of its batch; -1: missing
+        self.places: Numbers = np.zeros(count, np.int64)  # by index in the record: the index in its batch
         self.messages_from = 0
         self.is_awaited = False
 

@@ -168,29 +168,21 @@ def lost_items(left: int, timeout: Duration) -> TimeoutError:
 FOLDER = "forwarder"  # below the directory of the options, which may also be a client's spool
 
 
-class ItemJournal:
+class ItemJournal(SpoolThread):
     """The directory that the forwarders of one host share, and the thread that adopts journals of dead processes."""
 
     def __init__(self, options: ForwarderOptions[Any], clock: Clock, post: Callable[..., object]) -> None:
-        self._clock = clock
-        self._options = SpoolOptions(f"{options.journal}/{FOLDER}")
-        self._shared_directory = shared_directory_at(self._options.directory, post=post)
-        self._keeper = SpoolThread(self._options, self._shared_directory, clock, post)
+        options_there = SpoolOptions(f"{options.journal}/{FOLDER}")
+        super().__init__(options_there, shared_directory_at(options_there.directory, post=post), clock, post)
 
     def make(self, rng: Rng) -> Journal:
-        """Make this forwarder's own journal."""
+        """Make this forwarder's own journal. Its items have no streams, and so no secrets."""
         number, disk = self._shared_directory.make(rng)
         return Journal(disk, number, self._clock)
 
-    def start(self, adopt: Callable[[Sequence[Journal]], None]) -> None:
-        self._keeper.start(adopt)
-
-    def finished(self, journal: Journal) -> None:
-        self._keeper.finished(journal)
-
     def close(self, journals: Callable[[], Sequence[Journal]]) -> None:
         """Close the directory. The caller holds no lock that completions need."""
-        self._keeper.stop(journals)
+        self.stop(journals)
 
 
 FAILURES_KEPT: Final = 1_000  # in memory, for `set_aside`
@@ -310,23 +302,20 @@ class ForwarderBuffer(Generic[ItemT]):
         for item in items:
             item.is_keeping = True
         for item in items:
-            own.keep_one(self._handed(item), self._noting(own, item), self._keeping(item))
+            self._keep(own, item)
 
     def _handed(self, item: Item[ItemT]) -> Handed:
         data = _BORN.pack(item.owner, item.number) + self._options.to_bytes(item.value)
         return Handed("", 1, False, data)
 
-    def _noting(self, journal: Journal, item: Item[ItemT]) -> Callable[[int], None]:
+    def _keep(self, own: Journal, item: Item[ItemT]) -> None:
         def numbered(number: int) -> None:
-            item.entry = (journal, number)
+            item.entry = (own, number)
             if item.is_finished:
-                journal.note_done(number)
+                own.note_done(number)
             else:
-                self._in_memory.add((journal, number))
+                self._in_memory.add((own, number))
 
-        return numbered
-
-    def _keeping(self, item: Item[ItemT]) -> Callable[[StorageFault | None], None]:
         def done(fault: StorageFault | None) -> None:
             item.is_keeping = False
             if fault is not None and not item.is_finished:
@@ -334,7 +323,7 @@ class ForwarderBuffer(Generic[ItemT]):
                 self._full_until_ns = self._clock.monotonic_ns() + _FULL_NS
             self._on_change()
 
-        return done
+        own.keep_one(self._handed(item), numbered, done)
 
     def _spill(self, own: Journal, item: Item[ItemT]) -> None:
         """Write an item to the journal alone. The buffer loads it again when there is room in memory."""

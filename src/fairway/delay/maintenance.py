@@ -258,20 +258,16 @@ class BucketSplit(EnginePart):
         data = gathering.composer.encode(_NOBODY, 0, index.due_ms)
         at = child.append(gathering.subject, subject_id, rows.sequence[part], data, index, now_ms)
         self._left += 1
-        child.when_durable(child.end, self._arrival(part, child, at, now_ms))
 
-    def _arrival(
-        self, part: RowNumbers, child: BucketFile, position: int, now_ms: int
-    ) -> Callable[[FairwayError | None], None]:
         def arrived(outcome: FairwayError | None) -> None:
             self._left -= 1
             if outcome is None:
-                self._rows.put(part, child.number, position)
+                self._rows.put(part, child.number, at)
             else:
                 self._refused.append(part)
                 self._refused_ms = now_ms
 
-        return arrived
+        child.when_durable(child.end, arrived)
 
     def _forget(self) -> None:
         self._rows.free(self._rows.of_file(self.file.number))

@@ -43,7 +43,7 @@ from fairway.registry.port import (
     VersionMismatch,
     Watch,
 )
-from fairway.registry.sessions import QUESTIONS_PER_SESSION, Certainty, SessionWatches
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, SessionClient
 from fairway.registry.tree import checked_path, checked_value, checked_version
 from fairway.runtime.clock import Clock
 from fairway.runtime.loop_link import LoopLink
@@ -137,23 +137,19 @@ _TROUBLES: dict[str, type[RegistryError]] = {
 }  # fmt: skip
 
 
-class RemoteRegistry:
+class RemoteRegistry(SessionClient):
     """One session at the registry of a meta server. `await RemoteRegistry.open(...)`, then `await close()`."""
 
     def __init__(
         self, net: Net, clock: Clock, rng: Rng, addresses: Sequence[Address], *, session_ms: int, name: str
     ) -> None:
-        self.on_session: Callable[[SessionState], None] = lambda _: None
+        super().__init__(asyncio.get_running_loop())
         self._clock = clock
         self._addresses = tuple(addresses)
         self._session_ms = session_ms
         self._name = name
-        self._loop = asyncio.get_running_loop()
-        self._session = 0
         self._secret = b""  # moves the session to another connection
         self._state = SessionState.OVER
-        self._certainty = Certainty()
-        self._watches = SessionWatches(self._loop)
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._feeders: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(_READS_MAX)
@@ -222,16 +218,9 @@ class RemoteRegistry:
     # --- the port ----------------------------------------------------------------------------------------------------
 
     @property
-    def session_id(self) -> int:
-        return self._session
-
-    @property
     def session_ms(self) -> int:
         """The session's time-out, as the meta server has granted it."""
         return self._session_ms
-
-    def certain_until_ns(self) -> int:
-        return self._certainty.until_ns
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
         """Read a node. The answer is always fresh, because there is one meta server."""
@@ -407,19 +396,12 @@ class RemoteRegistry:
             while path in self._watches:
                 if session != self._session:
                     session, seen = self._session, 0
-                try:
-                    wait_ms = _WATCH_MS if seen else 0
-                    answer = await self._ask(Register(Act.WATCH, session, path, number=seen, wait_ms=wait_ms))
-                except SessionOver:
-                    self._over(session)
-                except (RegistryError, Refused):
+                answer = await self._poll(Act.WATCH, path, session, seen)
+                if answer is None:
                     seen = 0
-                else:
-                    if answer.number != seen:
-                        seen = answer.number
-                        self._watches.tell([path])
-                    continue
-                await asyncio.sleep(_PAUSE_S)
+                elif answer.number != seen:
+                    seen = answer.number
+                    self._watches.tell([path])
         finally:
             self._watchers.pop(path, None)
 
@@ -436,28 +418,27 @@ class RemoteRegistry:
                 elif FEED not in line.features:
                     self._watches.tell_tree(root)
                     await asyncio.sleep(_NO_FEED_S)
+                elif (answer := await self._poll(Act.FEED, root, session, seen)) is None:
+                    seen = 0  # nothing is known, and the next answer says so
                 else:
-                    seen = await self._feed_once(root, session, seen)
+                    seen = answer.number
+                    if answer.exists:
+                        self._watches.tell_below(answer.children)
+                    else:
+                        self._watches.tell_tree(root)
         finally:
             self._feeders.pop(root, None)
 
-    async def _feed_once(self, root: str, session: int, seen: int) -> int:
-        """Ask once. Return up to where changes are known; 0: nothing is known, and the next answer says so."""
-        wait_ms = _WATCH_MS if seen else 0
+    async def _poll(self, act: Act, path: str, session: int, seen: int) -> Registered | None:
+        """Ask what has changed since; None, after a pause: the meta server did not say."""
         try:
-            answer = await self._ask(Register(Act.FEED, session, root, number=seen, wait_ms=wait_ms))
+            return await self._ask(Register(act, session, path, number=seen, wait_ms=_WATCH_MS if seen else 0))
         except SessionOver:
             self._over(session)
         except (RegistryError, Refused):
             pass
-        else:
-            if answer.exists:
-                self._watches.tell_below(answer.children)
-            else:
-                self._watches.tell_tree(root)
-            return answer.number
         await asyncio.sleep(_PAUSE_S)
-        return 0
+        return None
 
 
 def _registered(outcome: object) -> Registered:

@@ -16,7 +16,6 @@ force meanwhile, because brokers do not stop when meta servers do.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,11 +43,6 @@ GROW_MS_MAX = 500  # a change of a route is still known within a second
 LOOK_SUBJECTS_MAX = 500  # at a time: even with the longest names and several groups each, the answer fits
 POLL_SUBJECTS = 500  # per poll: repeating it, twice a minute, costs the meta server about 10 µs per name
 DOUBT_MS = 100  # between two look-ups because of a doubt
-
-
-class _Kind(enum.Enum):
-    LOOK = "look"  # names that are new or in doubt: answered at once
-    POLL = "poll"  # changes: answered when something has changed
 
 
 class _RoutePoll:
@@ -81,31 +75,23 @@ class _RoutePoll:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: _Kind
+    """A look-up of names that are new or in doubt, answered at once; or a poll, answered when something has changed."""
+
     life: int  # of the connection
     poll: _RoutePoll | None  # the poll itself, or the poll that the names of a look-up join
     serial: int = 0
-    subjects: list[str] = field(default_factory=list)  # of a look-up
+    subjects: list[str] = field(default_factory=list)  # of a look-up; empty: it is a poll
 
 
 class Routes:
     """The routes that one client knows. `changed` is called in the line's thread when a route has changed."""
 
-    def __init__(
-        self,
-        asker: ClientRole,
-        rng: Rng,
-        changed: Callable[[], None],
-        *,
-        may_create: bool = False,
-        wait_ms: int = WAIT_MS,
-    ) -> None:
+    def __init__(self, asker: ClientRole, rng: Rng, changed: Callable[[], None], *, may_create: bool = False) -> None:
         self.asker = asker
         self.refused: Refused | None = None  # the last answer, if it was a refusal: tells people why nothing is known
         self._changed = changed
         self._rng = rng
         self._may_create = may_create
-        self._wait_ms = wait_ms
         self._subjects: dict[str, SubjectRoute | None] = {}  # wanted; None: not answered yet
         self._groups: dict[str, GroupRoute] = {}
         self._named: Counter[str] = Counter()  # by group: how many subjects name it
@@ -201,7 +187,7 @@ class Routes:
             self._granted(token, outcome.message)
             return
         attempts = self._attempts(token)
-        if token.kind is _Kind.LOOK:
+        if token.subjects:
             self._unseen = dict.fromkeys(name for name in (*token.subjects, *self._unseen) if name in self._subjects)
         if attempts is not None:
             attempts.put_off(now_ns, outcome.retry_after_ms if isinstance(outcome, Refused) else None)
@@ -235,7 +221,7 @@ class Routes:
         fresh = sum(name not in self._poll_of for name in names)
         poll = self._open_poll(fresh) if fresh and self._polls_max else None
         message = Route(self.asker, names, may_create=self._may_create, poll=0 if poll is None else poll.number)
-        return Ask(message, (), _Token(_Kind.LOOK, self._life, poll, 0, names))
+        return Ask(message, (), _Token(self._life, poll, 0, names))
 
     def _ask_poll(self, poll: _RoutePoll, now_ns: int) -> Ask:
         poll.uncovered.clear()
@@ -243,8 +229,8 @@ class Routes:
         poll.serial += 1
         poll.attempts.is_in_flight = True
         number = poll.number if self._polls_max else 0
-        message = Route(self.asker, [*poll.names], poll.known, self._wait_ms, self._may_create, poll=number)
-        return Ask(message, (), _Token(_Kind.POLL, self._life, poll, poll.serial))
+        message = Route(self.asker, [*poll.names], poll.known, WAIT_MS, self._may_create, poll=number)
+        return Ask(message, (), _Token(self._life, poll, poll.serial))
 
     def _open_poll(self, more: int) -> _RoutePoll:
         """The poll that so many new names join."""
@@ -257,7 +243,7 @@ class Routes:
 
     def _attempts(self, token: _Token) -> Attempts | None:
         """The retry state of a request; None: of a poll that was replaced."""
-        if token.kind is _Kind.LOOK:
+        if token.subjects:
             return self._look
         return token.poll.attempts if token.poll is not None and token.poll.serial == token.serial else None
 
@@ -266,7 +252,7 @@ class Routes:
         if attempts is not None:
             attempts.granted()
         self._polls_max = routed.polls_max
-        if token.kind is _Kind.LOOK:
+        if token.subjects:
             self._found(token, routed)
         elif attempts is not None and token.poll is not None and not token.poll.uncovered:
             token.poll.known = (

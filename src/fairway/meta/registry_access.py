@@ -39,7 +39,7 @@ from fairway.names import GroupName
 from fairway.protocol.route_messages import Act, Register
 from fairway.registry import layout
 from fairway.registry.layout import NAME_SEPARATOR, GroupRecord, RegisteredCopy
-from fairway.registry.port import Node, Registry
+from fairway.registry.port import Registry
 from fairway.registry.sqlite import SqliteSession
 from fairway.registry.tree import checked_path, is_below
 from fairway.replication.leadership import BROKER, DELAY
@@ -151,7 +151,7 @@ async def _create_member(asked: _Asked) -> None:
 
 async def _put_member(asked: _Asked) -> None:
     _member(asked)
-    await _check_owner(asked, await asked.session.get(asked.path))
+    await _check_owner(asked)
 
 
 async def _remove_member(asked: _Asked) -> None:
@@ -305,10 +305,6 @@ async def _create_candidate(asked: _Asked) -> None:
         _check_room(len(candidates), limits.CANDIDATES_MAX, f"career {career} has", "candidates")
 
 
-async def _remove_candidate(asked: _Asked) -> None:
-    await _check_owner(asked, await asked.session.get(asked.path))
-
-
 # --- helpers ---------------------------------------------------------------------------------------------------------
 
 
@@ -325,8 +321,9 @@ def _unpacked(kind: type[layout.RecordT], path: str, value: bytes) -> layout.Rec
         raise _no(str(error)) from error
 
 
-async def _check_owner(asked: _Asked, node: Node | None) -> None:
+async def _check_owner(asked: _Asked) -> None:
     """Refuse another session's node. The tree refuses a missing node."""
+    node = await asked.session.get(asked.path)
     if node is not None and node.owner != asked.register.session:
         raise _no(f"registry node {asked.path} belongs to another session")
 
@@ -355,5 +352,5 @@ _RULES = (
     _Rule(_MEMBER, Act.PUT, _put_member, limits.REGISTRY_RECORD_BYTES_MAX),
     _Rule(_MEMBER, Act.REMOVE, _remove_member),
     _Rule(_CANDIDACY, Act.CREATE, _create_candidate, is_ephemeral=True, is_numbered=True),
-    _Rule(_CANDIDATE, Act.REMOVE, _remove_candidate),
+    _Rule(_CANDIDATE, Act.REMOVE, _check_owner),
 )

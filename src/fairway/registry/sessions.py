@@ -1,6 +1,7 @@
 """The parts of a session that registries share: how long it lives, and its watches.
 
-`Certainty` is for the client of a session, `SessionLeases` for the server, `SessionWatches` for either.
+`Certainty` and `SessionClient` are for the client of a session, `SessionLeases` for the server, `SessionWatches` for
+either.
 
 A client must know until when its session certainly lives. The ensemble ends a session after a time-out, T, without news
 of its client. The client knows when it sent a question, and that an answer came. That proves little, because the
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from fairway.registry.port import SessionOver
+from fairway.registry.port import SessionOver, SessionState
 from fairway.registry.tree import is_below
 
 _WatchTable: TypeAlias = "dict[str, list[Watching]]"
@@ -67,6 +68,24 @@ class Certainty:
         if self._session_ns:
             until_ns = min(sent_ns + self._session_ns * 2 // 3, self._known_ns + self._session_ns)
             self.until_ns = max(self.until_ns, until_ns)
+
+
+class SessionClient:
+    """What a client keeps of its session, whatever the registry: until when it is certain, and its watches."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.on_session: Callable[[SessionState], None] = lambda _: None
+        self._loop = loop
+        self._session = 0
+        self._certainty = Certainty()
+        self._watches = SessionWatches(loop)
+
+    @property
+    def session_id(self) -> int:
+        return self._session
+
+    def certain_until_ns(self) -> int:
+        return self._certainty.until_ns
 
 
 class SessionLeases:

@@ -44,7 +44,7 @@ from fairway.registry.port import (
     Unsupported,
     Watch,
 )
-from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty, SessionWatches, Watching
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, SessionClient, Watching
 from fairway.registry.tree import ROOT_PATH, checked_path, checked_value, checked_version
 from fairway.runtime.clock import Clock, RealClock
 
@@ -105,23 +105,19 @@ _PATIENCE = 3  # sessions without a connection, before another client is made
 _log = logging.getLogger("fairway.registry")
 
 
-class ZooKeeperRegistry:
+class ZooKeeperRegistry(SessionClient):
     """A `Registry`. Lives on the loop that opened it."""
 
     line_class = ZooKeeperConnection
 
     def __init__(self, hosts: str, root: str, session_ms: int, clock: Clock) -> None:
-        self.on_session: Callable[[SessionState], None] = lambda _: None
+        super().__init__(asyncio.get_running_loop())
         self.session_ms = float(session_ms)  # as requested; later as granted by the servers
         self._hosts = hosts
         self._root = root
         self._asked_ms = session_ms
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._line = self._make_line()
-        self._session = 0
-        self._certainty = Certainty()
-        self._watches = SessionWatches(self._loop)
         self._watchers: dict[str, Callable[[Any], None]] = {}  # kazoo's: the same function for the same path
         self._arming: dict[str, asyncio.Task[None]] = {}
         self._fired: set[str] = set()  # while they were being set
@@ -182,13 +178,6 @@ class ZooKeeperRegistry:
                 return
 
     # --- the port ----------------------------------------------------------------------------------------------------
-
-    @property
-    def session_id(self) -> int:
-        return self._session
-
-    def certain_until_ns(self) -> int:
-        return self._certainty.until_ns
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
         if fresh:

@@ -72,10 +72,6 @@ def give(store: Store, epoch: int, want: Want) -> tuple[Give, list[Bytes]]:
     return Give(epoch, directory_id, want.log, want.position, sentence), attached
 
 
-def _ignore_message(_message: ControlMessage, _attachments: Sequence[Bytes]) -> None:
-    """Ignore the answer: if the master wants more, it asks."""
-
-
 _COMPARED_AT_ONCE = 64
 
 
@@ -185,7 +181,7 @@ class Follower:
     def stop(self) -> None:
         """Acknowledge nothing any more, from this moment on."""
         self.is_streaming = self.is_catching_up = False
-        self._store.on_synced = _nothing
+        self._store.on_synced = lambda: None
         self._owed.clear()
         wire, self._wire = self._wire, None
         if wire is not None:
@@ -412,7 +408,7 @@ class Follower:
             self._store.retain_from(*first_bases)
         for want in message.wanted:
             given, attached = give(self._store, self._epoch, want)
-            wire.send(given, _ignore_message, attached)
+            wire.send(given, lambda *_: None, attached)  # if the master wants more, it asks
         self._on_committed()
 
     def _synced(self) -> None:
@@ -437,7 +433,3 @@ class Follower:
 
 def _first_bases(followed: Followed) -> tuple[int, int]:
     return followed.logs[MESSAGES].first_base, followed.logs[ACTIONS].first_base
-
-
-def _nothing() -> None:
-    """Do nothing: no stream is running."""

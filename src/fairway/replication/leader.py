@@ -135,7 +135,7 @@ class Leader:
     def close(self) -> None:
         """Confirm and answer nothing any more."""
         self.is_over = True
-        self._store.on_synced = self._store.on_rot = _nothing
+        self._store.on_synced = self._store.on_rot = lambda: None
         self._store.messages.is_awaited = lambda _: False
         if self._task is not None:
             self._task.cancel()
@@ -300,7 +300,7 @@ class Leader:
         now_ns = self._clock.monotonic_ns()
         ends, own_ends = _pair(message.ends), self._store.ends()
         if message.starts:
-            peer.begin(list(_pair(message.starts)))
+            peer.cursor = [*_pair(message.starts)]
         if not peers.has(own_ends, ends) or not peers.has((peer.cursor[0], peer.cursor[1]), ends):
             raise Refused(Code.BAD_REQUEST, f"a replica has synced {ends}, and was sent {peer.cursor}: follow again")
         peer.heard(ends, own_ends, now_ns)
@@ -591,7 +591,3 @@ def _pair(ends: list[int]) -> tuple[int, int]:
     if len(ends) != len(peers.LOGS):
         raise Refused(Code.BAD_REQUEST, f"{len(ends)} ends: there are two logs")
     return ends[0], ends[1]
-
-
-def _nothing() -> None:
-    """Do nothing: the leader is closed."""

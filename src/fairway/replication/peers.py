@@ -167,10 +167,6 @@ class Peer:
         confirmed = self.confirmed or (0, 0)
         return sum(max(own - its, 0) for own, its in zip(own_ends, confirmed, strict=True))
 
-    def begin(self, starts: list[int]) -> None:
-        """Send everything from here on."""
-        self.cursor = list(starts)
-
     def heard(self, ends: tuple[int, int], own_ends: tuple[int, int], now_ns: int) -> None:
         """Note that the replica has synced so much."""
         self.heard_ns = now_ns

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.registry.port import AnswerLost, Node, RegistryError, SessionOver, SessionState
-from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, Certainty, SessionWatches, Watching
+from fairway.registry.sessions import QUESTIONS_PER_SESSION, SILENCES_PER_SESSION, SessionClient, Watching
 from fairway.registry.tree import NodeChange, Tree, checked_path, checked_value, checked_version
 from fairway.runtime.clock import Clock
 from fairway.simulation.loop import SimLoop
@@ -52,22 +52,18 @@ class SimulatedConnection:
         self.back.close()
 
 
-class SimRegistry:
+class SimRegistry(SessionClient):
     """A `Registry`. Create it with `SimEnsemble.client`."""
 
     def __init__(self, ensemble: SimEnsemble, name: str, session_ns: int, clock: Clock, loop: SimLoop) -> None:
+        super().__init__(loop)
         self.name = name
         self.session_ms = session_ns // 1_000_000
-        self.on_session: Callable[[SessionState], None] = lambda _: None
         self.connection: SimulatedConnection | None = None  # with an open session
         self.is_gone = False
         self._ensemble = ensemble
         self._session_ns = session_ns
-        self._session = 0
         self._clock = clock
-        self._loop = loop
-        self._certainty = Certainty()
-        self._watches = SessionWatches(loop)
         self._dialled: SimulatedConnection | None = None
         self._welcome: asyncio.Future[int] | None = None
         self._connected = asyncio.Event()
@@ -77,13 +73,6 @@ class SimRegistry:
         self._keeping = loop.create_task(self._keep(), name=f"registry-{name}")
 
     # --- the port ----------------------------------------------------------------------------------------------------
-
-    @property
-    def session_id(self) -> int:
-        return self._session
-
-    def certain_until_ns(self) -> int:
-        return self._certainty.until_ns
 
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
         checked_path(path)

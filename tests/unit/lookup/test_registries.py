@@ -121,7 +121,7 @@ def test_a_loop_that_dies_of_an_error_of_its_own_says_so(tmp_path: Path, monkeyp
     async def main() -> None:
         said: list[str] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["message"]))
-        monkeypatch.setattr(registries.RemoteRegistry, "_feed_once", broken)
+        monkeypatch.setattr(registries.RemoteRegistry, "_poll", broken)
         async with meta_server(tmp_path) as server:
             registry = await connect(server.port)
             registry.watch_tree("/s", lambda _: None)

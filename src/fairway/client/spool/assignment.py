@@ -156,10 +156,7 @@ class SpoolSender(Generic[ConnectionT]):
     def _tell(self) -> None:
         if not self._is_telling:
             self._is_telling = True
-            self.connection.core.line.run_later(self._call_told)
-
-    def _call_told(self) -> None:
-        self._told(self)
+            self.connection.core.line.run_later(lambda: self._told(self))
 
 
 _CHUNK_BYTES = 64 * limits.KIB  # per read; the places of all its batches are recorded at once

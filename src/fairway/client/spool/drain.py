@@ -306,31 +306,31 @@ class SpoolDrain(JournalDrain):
         head.warn_taken(refused)
         entry = head.entry
         data = batch.reborn(head.data, producer_id=self._rng.bits(64) or 1, first_sequence=0)
-        flow.is_held = True
 
-        def noted(fault: StorageFault | None) -> None:
-            flow.is_held = False
-            if fault is None:
-                flow.refused = None
-                flow.remove(head)
-                self._let_go(head)
-            else:
-                flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
-            self._on_change()
+        def replaced() -> None:
+            flow.refused = None
 
-        head.journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, noted)
+        done = self._when_gone(flow, head, now_ns, replaced)
+        head.journal.put_back(Handed(entry.subject, entry.messages, False, data), entry.number, done)
 
     def _set_aside(self, flow: SubjectQueue, head: SpooledBatch, refused: Refused, now_ns: int) -> None:
+        def kept() -> None:
+            self.asides += head.entry.messages
+
+        head.set_aside(refused, self._when_gone(flow, head, now_ns, kept))
+
+    def _when_gone(self, flow: SubjectQueue, head: SpooledBatch, now_ns: int, then: Callable[[], None]) -> Completion:
+        """Hold the queue until the journal has taken its head away. A full disk: try again later."""
         flow.is_held = True
 
-        def kept(fault: StorageFault | None) -> None:
+        def done(fault: StorageFault | None) -> None:
             flow.is_held = False
             if fault is None:
-                self.asides += head.entry.messages
+                then()
                 flow.remove(head)
                 self._let_go(head)
             else:
                 flow.retry_ns = now_ns + AGAIN_MS * NS_PER_MS
             self._on_change()
 
-        head.set_aside(refused, kept)
+        return done

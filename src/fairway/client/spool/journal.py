@@ -127,8 +127,7 @@ class Journal:
                 self.murky.add(aside.producer_id)
 
     def _take(self, record: files.SpoolRecord, segment: files.JournalSegment) -> None:
-        self.is_cluster = record.version in (files.CLUSTER_VERSION, files.KEYED_CLUSTER_VERSION)
-        self.is_keyed = record.version in (files.KEYED_VERSION, files.KEYED_CLUSTER_VERSION)
+        self.is_keyed, self.is_cluster = files.VERSIONS[record.version]
         if record.kind == files.SpoolRecordKind.ENTRY:
             number, subject, messages, was_sent, data, group, instead = files.entry_of(record.body)
             self._replace(instead)
@@ -421,7 +420,7 @@ class Journal:
         parts: list[bytes] = []
         numbers: list[tuple[int, files.PendingEntry]] = []
         position, now_ms = self._end, self._clock.wall_ms()
-        version = self._version
+        version = next(each for each, kind in files.VERSIONS.items() if kind == (self.is_keyed, self.is_cluster))
 
         def add(kind: files.SpoolRecordKind, body: bytes) -> None:
             nonlocal position
@@ -445,12 +444,6 @@ class Journal:
                     (number, files.PendingEntry(messages, segment, subject, is_delayed(data), was_sent, group))
                 )
         return parts, numbers
-
-    @property
-    def _version(self) -> int:
-        if self.is_keyed:
-            return files.KEYED_CLUSTER_VERSION if self.is_cluster else files.KEYED_VERSION
-        return files.CLUSTER_VERSION if self.is_cluster else files.VERSION
 
     def _marks(self, placed: list[files.PlacementRecord]) -> files.Marks:
         marks = files.Marks(self._done_unnoted, self.sent, self._restreams)

@@ -48,10 +48,7 @@ from fairway.runtime.disk import Completion, Disk, File, contents
 
 MAGIC = b"FWS1"
 VERSION = 1
-CLUSTER_VERSION = 2
-KEYED_VERSION = 3
-KEYED_CLUSTER_VERSION = 4
-_VERSIONS = frozenset({VERSION, CLUSTER_VERSION, KEYED_VERSION, KEYED_CLUSTER_VERSION})
+VERSIONS = {1: (False, False), 2: (False, True), 3: (True, False), 4: (True, True)}  # keyed, of a cluster client
 ALIGNMENT = 8
 
 # magic, version, kind, header length | journal | position | synced end | time ms | body length, body CRC | header CRC
@@ -175,7 +172,7 @@ def parse(data: bytes, offset: int, position: int, journal: int) -> SpoolRecord:
         raise BadSpoolRecord("unreadable header")
     if (own_journal, own_position) != (journal, position) or size % ALIGNMENT or size > BODY_BYTES_MAX:
         raise BadSpoolRecord("misplaced")
-    is_known = version in _VERSIONS and header_bytes == HEADER_BYTES
+    is_known = version in VERSIONS and header_bytes == HEADER_BYTES
     if not is_known or kind not in (SpoolRecordKind.ENTRY, SpoolRecordKind.MARKS, SpoolRecordKind.HEAD):
         raise WrongDirectory(f"a spool's record at {position} is of a newer format: drain it with what wrote it")
     body = data[offset + HEADER_BYTES : offset + HEADER_BYTES + size]

@@ -276,23 +276,23 @@ class Dispatcher:
 
     def drop_waiting(self, row: int) -> bool:
         """Remove a row that was cancelled or rescheduled. Return whether the row was waiting."""
-        subject_id = int(self._rows.subject_id[row])
-        waiting = self.waiting.get(subject_id)
-        if waiting is None or row not in waiting:
-            return False
-        self.waiting[subject_id] = waiting[waiting != row]
-        if not len(self.waiting[subject_id]):
-            del self.waiting[subject_id]
-        return True
+        is_waiting = row in self.waiting.get(int(self._rows.subject_id[row]), ())
+        self._drop(np.array([row]))
+        return is_waiting
 
     def drop_lost(self, rows: RowNumbers) -> None:
         """Remove rows whose messages are lost. The caller has taken them off the wheel."""
         self._rows.in_wheel[rows] = False
-        for subject_id, lost in by_subject(self._rows, rows):
-            waiting = self.waiting.pop(subject_id, lost)
-            left = waiting[~np.isin(waiting, lost)]
+        self._drop(rows)
+
+    def _drop(self, rows: RowNumbers) -> None:
+        for subject_id, gone in by_subject(self._rows, rows):
+            waiting = self.waiting.get(subject_id, gone)
+            left = waiting[~np.isin(waiting, gone)]
             if len(left):
                 self.waiting[subject_id] = left
+            else:
+                self.waiting.pop(subject_id, None)
 
     def _stream(self, subject_id: int, target: str, now_ms: int) -> DispatchStream:
         """The stream for the next intent: the current one if this run began it and it is not stale, else a new one."""
@@ -333,7 +333,8 @@ class Dispatcher:
 
     def _commit(self, subject: Subject, made: list[tuple[DispatchEvent, RowNumbers, bytes]]) -> int:
         """Append intents in one record, and give them out. Return where the record ends."""
-        end = self._journal.append([*self._key(), *(event for event, _, _ in made)])
+        key = [] if self._journal.key else [key_event(new_secret(self._rng))]  # once, before the first intent
+        end = self._journal.append([*key, *(event for event, _, _ in made)])
         for event, rows, data in made:
             self._begun[event.subject_id, event.target] = event.producer_id
             self._outstanding(event.number, event.target, rows, data)
@@ -440,10 +441,6 @@ class Dispatcher:
             return None
         self._outstanding(event.number, event.target, rows, data)
         return self._intent(event, self._name(event.subject_id), data)
-
-    def _key(self) -> list[DispatchEvent]:
-        """The KEY event, which precedes the first intent."""
-        return [] if self._journal.key else [key_event(new_secret(self._rng))]
 
     def _intent(self, event: DispatchEvent, subject: Subject, data: bytes) -> Intent:
         secret = derived_secret(self._journal.key, event.producer_id)

@@ -1,6 +1,7 @@
 """Delay server: holds a message until its due time, then produces it to a broker.
 
     engine             all data of a delay server, without a network; its options
+    engine_part        what the larger parts of an engine share
     pending_messages   cancel, reschedule, list and count pending messages
     maintenance        frees rows that are finished; splits, deletes and checkpoints every minute
     recovery           from a start, or a change of masters, to normal work

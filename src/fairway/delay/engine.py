@@ -158,15 +158,13 @@ class Engine(PendingQueries):
                 on_arrival=on_ready,
             )
             self._appender = self._new_appender(defer)
-            self._memory = Memory(
-                self.rows, self.log, self._journal, lambda: self._appender.taken_end, self._options.remembered_max
-            )
-            self._dispatcher = self._new_dispatcher(rng, route, homes)
-            self._pending = PendingMessages(
-                self.rows, self._journal, take_off=self._take_off, put_on=self._home, on_done=self._done
-            )
-            self._browser = Browser(self.rows, self._obtain)
             data = self._data()
+            self._memory = Memory(data, self._options.remembered_max)
+            self._dispatcher = Dispatcher(
+                data, rng, route=route, name=self.name_of, on_intent=self._intended, homes=homes
+            )
+            self._pending = PendingMessages(data, self._take_off, self._home)
+            self._browser = Browser(self.rows, self._obtain)
             self._recovery = Recovery(data, self._dispatcher, self._sweeper.home)
             self._following = DelayReplica(data, self._recovery) if follows else None
             self._housekeeper = DelayMaintenance(data, self._memory, self._options.housekeeping_ms)
@@ -195,7 +193,7 @@ class Engine(PendingQueries):
             rng,
             self.store.identity.messages_id,
             defer=defer,
-            poison=self._poison,
+            on_fault=self._poison,
             moved_end=lambda buckets: self._appender.end_with(buckets),  # noqa: PLW0108  the appender follows
             on_listed=lambda file: self._appender.listed(file),  # noqa: PLW0108
             catalogue_messages=self._options.catalogue_messages,
@@ -212,19 +210,6 @@ class Engine(PendingQueries):
             on_warm=self._record_cache.put,
             on_hold=self._on_ready,
             hold_ms=self._options.hold_ms,
-        )
-
-    def _new_dispatcher(self, rng: Rng, route: RouteLookup, homes: Homes | None) -> Dispatcher:
-        return Dispatcher(
-            self.rows,
-            self._record_cache,
-            self._journal,
-            rng,
-            route=route,
-            name=self.name_of,
-            on_intent=self._intended,
-            on_done=self._done,
-            homes=homes,
         )
 
     def _data(self) -> EngineData:

@@ -36,12 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairway import limits
-from fairway.delay.dispatch.log import DispatchLog
 from fairway.delay.engine_part import EngineData, EnginePart
 from fairway.delay.schedule.append import JOINED_BYTES, PIECE_BYTES, PIECE_MESSAGES
 from fairway.delay.schedule.batch_arrays import BatchComposer
 from fairway.delay.schedule.bucket_file import BucketFile
-from fairway.delay.schedule.log import OpenBucketRecord, ScheduleLog
+from fairway.delay.schedule.log import OpenBucketRecord
 from fairway.delay.schedule.manifest import DAY_MS, HOUR_MS, Calendar, TimeRange, is_to_split
 from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState, record_key_of
 from fairway.errors import FairwayError
@@ -59,16 +58,11 @@ class _ForgottenLot(NamedTuple):
     names: NDArray[np.uint64]  # of their messages: a row that goes with its bucket is used again
 
 
-class Memory:
+class Memory(EnginePart):
     """Rows of finished messages, the oldest first."""
 
-    def __init__(
-        self, rows: Rows, log: ScheduleLog, journal: DispatchLog, messages_end: Callable[[], int], rows_max: int
-    ) -> None:
-        self._rows = rows
-        self._log = log
-        self._journal = journal
-        self._messages_end = messages_end
+    def __init__(self, data: EngineData, rows_max: int) -> None:
+        super().__init__(data)
         self._rows_max = rows_max
         self._lots: deque[_ForgottenLot] = deque()
         self.count = 0
@@ -83,7 +77,7 @@ class Memory:
     def note(self, rows: RowNumbers, now_ms: int) -> None:
         """These rows were sent or cancelled."""
         if len(rows):
-            self._lots.append(_ForgottenLot(now_ms, self._messages_end(), rows, self._names_of(rows)))
+            self._lots.append(_ForgottenLot(now_ms, self._appender.taken_end, rows, self._names_of(rows)))
             self.count += len(rows)
 
     def _names_of(self, rows: RowNumbers) -> NDArray[np.uint64]:

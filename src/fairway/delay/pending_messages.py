@@ -29,14 +29,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fairway import batch, limits
 from fairway.batch import MessageId
-from fairway.delay.dispatch.log import DispatchEvent, DispatchLog, EventKind, by_subject, ranges_of
+from fairway.delay.dispatch.log import DispatchEvent, EventKind, by_subject, ranges_of
+from fairway.delay.engine_part import EngineData, EnginePart
 from fairway.delay.schedule.append import ScheduleAppender
 from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
 from fairway.delay.schedule.manifest import check_horizon
@@ -75,23 +76,13 @@ class Waiting(NamedTuple):
     size_bytes: int = 0  # of its payload
 
 
-class PendingMessages:
+class PendingMessages(EnginePart):
     """Finds rows and decides about them. Every row must be loaded."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        journal: DispatchLog,
-        *,
-        take_off: Callable[[int], None],
-        put_on: Callable[[RowNumbers], None],
-        on_done: Callable[[RowNumbers], None],
-    ) -> None:
-        self._rows = rows
-        self._journal = journal
+    def __init__(self, data: EngineData, take_off: Callable[[int], None], put_on: Callable[[RowNumbers], None]) -> None:
+        super().__init__(data)
         self._take_off = take_off
         self._put_on = put_on
-        self._on_done = on_done
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -122,17 +113,16 @@ class PendingMessages:
 
     def by_id(self, message_id: MessageId) -> RowNumbers:
         """The rows of a message. A message that was sent twice under one id has two rows."""
-        table, end = self._rows, self._rows.end
-        found = table.where(table.id_low[:end] == message_id.sequence)
-        is_it = (table.id_high[found] == message_id.producer_id) & (table.state[found] != RowState.FREE)
-        rows: RowNumbers = found[is_it]
-        return rows
+        table = self._rows
+        return self._both(table.id_low, message_id.sequence, table.id_high, message_id.producer_id)
 
     def by_key(self, subject_id: int, key: str) -> RowNumbers:
-        table, end = self._rows, self._rows.end
-        found = table.where(table.key[:end] == batch.key_hash(key))
-        is_it = (table.subject_id[found] == subject_id) & (table.state[found] != RowState.FREE)
-        rows: RowNumbers = found[is_it]
+        return self._both(self._rows.key, batch.key_hash(key), self._rows.subject_id, subject_id)
+
+    def _both(self, column: NDArray[Any], value: int, other: NDArray[Any], wanted: int) -> RowNumbers:
+        """The rows with these values in two columns."""
+        found = self._rows.where(column[: self._rows.end] == value)
+        rows: RowNumbers = found[(other[found] == wanted) & (self._rows.state[found] != RowState.FREE)]
         return rows
 
     def _pending(self, rows: RowNumbers) -> RowNumbers:

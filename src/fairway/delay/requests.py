@@ -227,14 +227,13 @@ class DelayRequestHandler:
             case Reschedule() as message:
                 self._reschedule(request, message)
             case PendingListed() as message:
-                self._walk(request, self._list(request, message, self._filter(message.which)))
+                self._walk(request, partial(self._list, request, message))
             case History() as message:
-                self._admit_walk()
-                self._walk(request, self._tell(request, message))
+                self._walk(request, partial(self._tell, request, message))
             case Resend() as message:
                 self._resend(request, message)
             case DelayTally() as message:
-                self._walk(request, self._tally(request, message, self._filter(message.which)))
+                self._walk(request, partial(self._tally, request, message))
             case _:
                 raise Misuse(f"a {type(request.message).__name__} does not concern delayed messages")
         return TurnResult.DONE
@@ -323,21 +322,19 @@ class DelayRequestHandler:
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
-    def _admit_walk(self) -> None:
+    def _filter(self, which: Which) -> Filter:
+        subject = None if which.subject is None else Subject.parse(which.subject)
+        return self._engine.filter(subject, which.key_prefix, which.from_ms, which.to_ms)
+
+    def _walk(self, request: DelayRequest, answer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if len(self._walks) >= _WALKS_MAX:
             raise Refused(
                 Code.BUSY, f"{_WALKS_MAX} questions are being answered: ask again when one is", retry_after_ms=100
             )
 
-    def _filter(self, which: Which) -> Filter:
-        self._admit_walk()
-        subject = None if which.subject is None else Subject.parse(which.subject)
-        return self._engine.filter(subject, which.key_prefix, which.from_ms, which.to_ms)
-
-    def _walk(self, request: DelayRequest, answering: Coroutine[Any, Any, None]) -> None:
         async def walk() -> None:
             try:
-                await answering
+                await answer()
             except asyncio.CancelledError:
                 request.refuse(_STOPPING)
                 raise
@@ -348,10 +345,10 @@ class DelayRequestHandler:
         self._walks.add(task)
         task.add_done_callback(self._walks.discard)
 
-    async def _list(self, request: DelayRequest, message: PendingListed, which: Filter) -> None:
+    async def _list(self, request: DelayRequest, message: PendingListed) -> None:
         engine = self._engine
         items_max = max(min(message.items_max, limits.PENDING_PAGE_MAX), 1)
-        page = await engine.page(which, message.after, items_max)
+        page = await engine.page(self._filter(message.which), message.after, items_max)
         batches = await engine.batches_of(page) if message.with_batches else []
         counts = [peek(data).count for _, data in batches]
         attached = [DelayedBatch(str(subject), count) for (subject, _), count in zip(batches, counts, strict=True)]
@@ -365,11 +362,10 @@ class DelayRequestHandler:
         ]
 
     async def _tell(self, request: DelayRequest, message: History) -> None:
-        page: HistoryPage = await self._historian.page(message)
-        request.respond(page)
+        request.respond(await self._historian.page(message))
 
-    async def _tally(self, request: DelayRequest, message: DelayTally, which: Filter) -> None:
-        found = await self._engine.tally(which, message.width_ms)
+    async def _tally(self, request: DelayRequest, message: DelayTally) -> None:
+        found = await self._engine.tally(self._filter(message.which), message.width_ms)
         stretches = [Stretch(*each) for each in found.stretches]
         in_transit = sorted(self._engine.in_transit().items())
         is_reached = self._dispatch_sender.is_reached

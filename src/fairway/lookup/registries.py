@@ -25,7 +25,6 @@ from fairway.errors import Misuse, Refused, RemoteProtocolError, Unreachable
 from fairway.protocol import ConnectionOptions
 from fairway.protocol.connection_states import FEED
 from fairway.protocol.line import Answer, ConnectionLost, Line, ReconnectOptions, RequestOutcome
-from fairway.protocol.line import ConnectionLost as LostAnswer
 from fairway.protocol.messages import ControlMessage
 from fairway.protocol.request_queue import PendingRequest, RequestQueue
 from fairway.protocol.route_messages import Act, Register, Registered
@@ -283,7 +282,7 @@ class RemoteRegistry(SessionClient):
         is_silent = False
         if self._session and self._inquirer.line.is_open:
             outcome = await self._inquirer.outcome(Register(Act.CLOSE, self._session), _CLOSE_S)
-            is_silent = isinstance(outcome, LostAnswer)
+            is_silent = isinstance(outcome, ConnectionLost)
         self._session = 0
         self._certainty.end()
         if is_silent:
@@ -305,7 +304,7 @@ class RemoteRegistry(SessionClient):
             raise SessionOver("there is no registry session now: it was closed, or the meta server has ended it")
         sent_ns = self._clock.monotonic_ns()
         outcome = await self._inquirer.outcome(asked, (within_ms or self._session_ms + asked.wait_ms) / 1_000)
-        if isinstance(outcome, LostAnswer):
+        if isinstance(outcome, ConnectionLost):
             raise AnswerLost(
                 f"the meta server did not say what became of {asked.act.name} {asked.path}: {outcome.sentence}"
             )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from fairway.errors import InvariantViolated, Refused
+from fairway.errors import Refused
 from fairway.protocol.consumer_lease import Attempts
 from fairway.protocol.line import NS_PER_MS, Answer, Ask, RequestOutcome
 from fairway.protocol.route_messages import ClientRole, GroupRoute, Route, Routed, SubjectRoute
@@ -179,16 +179,15 @@ class Routes:
                 yield self._ask_poll(poll, now_ns)
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        if not isinstance(token, _Token):
-            raise InvariantViolated(f"an answer to {token!r}, which no routes asked for")
-        if token.life != self._life:
+        asked: _Token = token  # type: ignore[assignment]
+        if asked.life != self._life:
             return
         if isinstance(outcome, Answer) and isinstance(outcome.message, Routed):
-            self._granted(token, outcome.message)
+            self._granted(asked, outcome.message)
             return
-        attempts = self._attempts(token)
-        if token.subjects:
-            self._unseen = dict.fromkeys(name for name in (*token.subjects, *self._unseen) if name in self._subjects)
+        attempts = self._attempts(asked)
+        if asked.subjects:
+            self._unseen = dict.fromkeys(name for name in (*asked.subjects, *self._unseen) if name in self._subjects)
         if attempts is not None:
             attempts.put_off(now_ns, outcome.retry_after_ms if isinstance(outcome, Refused) else None)
         if isinstance(outcome, Refused):

@@ -62,8 +62,8 @@ _MS_NS = 1_000_000
 _Holders = dict[str, dict[str, SubjectDescription] | None]  # by group: the subjects that it has; None: no answer
 
 
-class UnusedRoutes:
-    """Finds routes that were created on first use and never used, and removes them."""
+class RouteUpkeep:
+    """Removes unused routes, and gives a route to messages without one, on the meta server whose turn it is."""
 
     def __init__(
         self,
@@ -73,15 +73,45 @@ class UnusedRoutes:
         masters: Masters,
         clock: Clock,
         is_awaited: Callable[[str], bool],
+        *,
+        may_expire: bool,
+        is_turn: Callable[[], bool],
     ) -> None:
         self.expired = 0
+        self.repaired = 0
         self._registry = registry
         self._cluster_state = cluster_state
         self._admin = admin
         self._masters = masters
         self._clock = clock
         self._is_awaited = is_awaited
+        self._may_expire = may_expire
+        self._is_turn = is_turn
         self._since_ns: OrderedDict[str, int] = OrderedDict()  # by subject: unchanged since then; the oldest first
+        self._after: dict[str, str] = {}  # by group: the last subject of the previous page of the audit
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-route-upkeep")
+
+    async def stop(self) -> None:
+        await cancel([self._task])
+
+    async def _run(self) -> None:
+        rounds = 0
+        while True:
+            await asyncio.sleep(_ROUND_S)
+            if not self._is_turn():
+                continue
+            rounds += 1
+            with contextlib.suppress(FairwayError):  # the registry, or room for subjects: the next round tries again
+                if self._may_expire:
+                    await self.expire_unused()
+            if rounds * _ROUND_S * 1_000 >= limits.ROUTES_AUDITED_EVERY_MS:
+                rounds = 0
+                await self._audit()
+
+    # --- unused routes -----------------------------------------------------------------------------------------------
 
     def note(self, keys: Sequence[Key]) -> None:
         """Note changed subjects."""
@@ -92,12 +122,9 @@ class UnusedRoutes:
                 if record is not None and record.is_on_first_use:
                     self._since_ns[name] = self._clock.monotonic_ns()
 
-    def note_used(self, subject: str) -> None:
-        """A broker group holds messages of the subject: do not check it again unless its route changes."""
-        self._since_ns.pop(subject, None)
-
-    async def look(self) -> None:
-        """Check the next few routes that are old enough."""
+    async def expire_unused(self) -> None:
+        """Check the next few routes that are old enough. A route whose subject has messages is not checked again unless
+        it changes."""
         names = [name for name in self._due() if not self._is_awaited(name)]
         routes = {name: node for name in names if (node := await self._read(name)) is not None}
         if not routes:
@@ -110,7 +137,7 @@ class UnusedRoutes:
             else:
                 del records[name]
                 if any(_is_stored(held[name]) for held in holders.values() if held and name in held):
-                    self.note_used(name)
+                    self._since_ns.pop(name, None)
         await self._look_again(records)
 
     def _due(self) -> list[str]:
@@ -167,21 +194,9 @@ class UnusedRoutes:
                 with contextlib.suppress(FairwayError):  # the audit will see stored messages
                     await self._admin.adopt(name, groups)
 
+    # --- the audit ---------------------------------------------------------------------------------------------------
 
-class RouteAudit:
-    """Gives a route to messages without one."""
-
-    def __init__(
-        self, cluster_state: ClusterState, admin: ClusterAdmin, masters: Masters, note_used: Callable[[str], None]
-    ) -> None:
-        self.repaired = 0
-        self._cluster_state = cluster_state
-        self._admin = admin
-        self._masters = masters
-        self._note_used = note_used
-        self._after: dict[str, str] = {}  # by group: the last subject of the previous page
-
-    async def look(self) -> None:
+    async def _audit(self) -> None:
         """Audit the next page of each broker group."""
         views = [view for view in self._cluster_state.groups.values() if _is_audited(view)]
         self._after = {view.name: self._after.get(view.name, "") for view in views}
@@ -194,7 +209,7 @@ class RouteAudit:
         stored = [each.name for each in page.subjects if _is_stored(each)]
         lacking = [name for name in stored if self._is_lacking(base_of(name), view.name)]
         for name in stored:
-            self._note_used(base_of(name))
+            self._since_ns.pop(base_of(name), None)
         self._after[view.name] = page.next
         for name in lacking:
             with contextlib.suppress(FairwayError):  # no room, or a name that is not allowed: go on with the others
@@ -205,37 +220,6 @@ class RouteAudit:
     def _is_lacking(self, subject: str, group: str) -> bool:
         record = self._cluster_state.subjects.get(subject)
         return record is None or group not in record.groups
-
-
-class RouteUpkeep:
-    """Runs expiry and audit, on the meta server whose turn it is."""
-
-    def __init__(self, unused: UnusedRoutes, audit: RouteAudit, *, may_expire: bool, is_turn: Callable[[], bool]):
-        self._unused = unused
-        self._audit = audit
-        self._may_expire = may_expire
-        self._is_turn = is_turn
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="fairway-meta-route-upkeep")
-
-    async def stop(self) -> None:
-        await cancel([self._task])
-
-    async def _run(self) -> None:
-        rounds = 0
-        while True:
-            await asyncio.sleep(_ROUND_S)
-            if not self._is_turn():
-                continue
-            rounds += 1
-            with contextlib.suppress(FairwayError):  # the registry, or room for subjects: the next round tries again
-                if self._may_expire:
-                    await self._unused.look()
-            if rounds * _ROUND_S * 1_000 >= limits.ROUTES_AUDITED_EVERY_MS:
-                rounds = 0
-                await self._audit.look()
 
 
 def _holds(subject: str, held: dict[str, SubjectDescription] | None) -> bool | None:

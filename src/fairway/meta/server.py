@@ -27,7 +27,7 @@ from fairway.meta.decommission_check import Masters
 from fairway.meta.registry_requests import QUESTIONS, RegistryRequestHandler
 from fairway.meta.registry_watcher import RegistryWatcher
 from fairway.meta.route_requests import RouteRequestHandler, SubjectCreator, check
-from fairway.meta.route_upkeep import RouteAudit, RouteUpkeep, UnusedRoutes
+from fairway.meta.route_upkeep import RouteUpkeep
 from fairway.protocol import ConnectionOptions, RequestReceived
 from fairway.protocol.admin_messages import BrokerState, Describe, Described
 from fairway.protocol.connection_states import FEED
@@ -187,12 +187,15 @@ class MetaServer(SocketServer):
             self.waiting,
             policy=options.create_subjects,
         )
-        self.unused_routes = UnusedRoutes(
-            world.registry, self.cluster_state, self.admin, masters, world.clock, self.routes.is_awaited
-        )
-        self.audit = RouteAudit(self.cluster_state, self.admin, masters, self.unused_routes.note_used)
-        self._upkeep = RouteUpkeep(
-            self.unused_routes, self.audit, may_expire=options.create_subjects, is_turn=self._keeps_routes
+        self.upkeep = RouteUpkeep(
+            world.registry,
+            self.cluster_state,
+            self.admin,
+            masters,
+            world.clock,
+            self.routes.is_awaited,
+            may_expire=options.create_subjects,
+            is_turn=self._keeps_routes,
         )
         self._presence: Presence | None = None
         self._decisions: dict[asyncio.Task[None], None] = {}
@@ -214,7 +217,7 @@ class MetaServer(SocketServer):
             raise
         record = MetaRecord(options.connection.name, server._started_ms)
         server._presence = Presence(world.registry, world.rng, server.address, record)
-        server._upkeep.start()
+        server.upkeep.start()
         return server
 
     def _on_closed(self, session: ServerSession) -> None:
@@ -229,7 +232,7 @@ class MetaServer(SocketServer):
 
     def _told(self, keys: list[tuple[str, str]]) -> None:
         self.routes.tell(keys)
-        self.unused_routes.note(keys)
+        self.upkeep.note(keys)
 
     def _keeps_routes(self) -> bool:
         """Whether this meta server does the route upkeep."""
@@ -333,7 +336,7 @@ class MetaServer(SocketServer):
         out.one("meta_routes_total", "counter", "Questions for routes answered.", self.routes.answered)
         out.one("meta_routes_waiting", "gauge", "Questions that wait for a change.", len(self.routes))
         out.one("meta_subjects", "gauge", "Subjects in the registry.", len(self.cluster_state.subjects))
-        expired, repaired = self.unused_routes.expired, self.audit.repaired
+        expired, repaired = self.upkeep.expired, self.upkeep.repaired
         out.one("meta_expired_subjects_total", "counter", "Routes of unused subjects removed.", expired)
         out.one("meta_repaired_routes_total", "counter", "Routes that lacked a group with messages.", repaired)
         refused = self.creation_rate.refused
@@ -378,7 +381,7 @@ class MetaServer(SocketServer):
         self.session_manager.close("the meta server is stopping")
         if self._presence is not None:
             await self._presence.stop()
-        await self._upkeep.stop()
+        await self.upkeep.stop()
         await self._subject_creator.stop()
         await self.routes.stop()
         await self.registers.stop()

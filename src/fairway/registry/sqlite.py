@@ -252,11 +252,6 @@ class _Keeper:
 
     # --- on the loop -------------------------------------------------------------------------------------------------
 
-    async def lend(self, timeout_ms: int) -> SqliteSession:
-        session = await self.open(timeout_ms, is_lent=True)
-        self.leases.open(session.session_id, timeout_ms * 1_000_000, self.clock.monotonic_ns())
-        return session
-
     async def open(self, timeout_ms: int, *, is_lent: bool) -> SqliteSession:
         number = self.rng.bits(62) | 1 << 62  # random: a new file must not know old sessions
         await self.file.run(lambda: self.do_open(number, timeout_ms, is_lent))
@@ -562,7 +557,9 @@ class SqliteRegistry(SqliteSession):
         if len(self._keeper.leases) >= SESSIONS_MAX:
             raise RegistryError(f"{SESSIONS_MAX} registry sessions are open: no more")
         self.touch()
-        return await self._keeper.lend(timeout_ms)
+        session = await self._keeper.open(timeout_ms, is_lent=True)
+        self._keeper.leases.open(session.session_id, timeout_ms * 1_000_000, self._keeper.clock.monotonic_ns())
+        return session
 
     def session(self, number: int) -> SqliteSession:
         """A lent session, perhaps from before a restart. `SessionOver` if it has ended."""

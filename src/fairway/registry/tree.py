@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fairway import limits
@@ -79,13 +80,11 @@ def node_bytes(path: str, node: Node | None) -> int:
     return 0 if node is None else limits.NODE_BYTES + len(path) + len(node.value)
 
 
+@dataclass(slots=True, eq=False)
 class _TreeNode:
-    __slots__ = ("children", "node", "numbered")
-
-    def __init__(self, node: Node, numbered: int) -> None:
-        self.node = node
-        self.numbered = numbered
-        self.children: set[str] = set()
+    node: Node
+    numbered: int
+    children: set[str] = field(default_factory=set)
 
 
 class Tree:

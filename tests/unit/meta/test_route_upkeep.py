@@ -89,7 +89,7 @@ async def test_a_route_that_nobody_uses_goes_after_the_hour_and_not_before(scene
     await asyncio.sleep(6)
     assert not await exists(scene, "orders")
     assert "orders" not in scene.metas["m1"].cluster_state.subjects
-    assert scene.metas["m1"].unused_routes.expired == 1
+    assert scene.metas["m1"].upkeep.expired == 1
     await make(scene, "orders")  # and whoever wants it has it again
 
 
@@ -170,7 +170,7 @@ async def test_a_route_that_a_client_waits_for_stays(scene: Scene) -> None:
 
     polling = asyncio.ensure_future(polls())
     await asyncio.sleep(3 * UNUSED_S)
-    assert scene.metas["m1"].unused_routes.expired == 0
+    assert scene.metas["m1"].upkeep.expired == 0
     polling.cancel()
     await asyncio.sleep(3 * UNUSED_S)
     assert not await exists(scene, "orders")
@@ -182,7 +182,7 @@ async def test_one_meta_server_does_it_and_another_takes_over(scene: Scene) -> N
     await make(scene, "one", meta="m2")
     await asyncio.sleep(2 * UNUSED_S)
     assert not await exists(scene, "one")
-    expired = [scene.metas[name].unused_routes.expired for name in ("m1", "m2")]
+    expired = [scene.metas[name].upkeep.expired for name in ("m1", "m2")]
     assert expired == [1, 0]
     await make(scene, "two", meta="m2")
     await scene.stop("m1")
@@ -207,7 +207,7 @@ async def test_a_restart_begins_the_hour_again(scene: Scene) -> None:
 async def test_a_second_removes_no_more_than_its_bound(scene: Scene) -> None:
     await GroupOfOne.lead(scene, "g1")
     await make(scene, *(f"s{number}" for number in range(3 * limits.ROUTES_EXPIRED_AT_ONCE)))
-    unused, seen = scene.metas["m1"].unused_routes, [0]
+    unused, seen = scene.metas["m1"].upkeep, [0]
     await asyncio.sleep(UNUSED_S - 3)
     for _ in range(20):
         await asyncio.sleep(1)
@@ -236,8 +236,8 @@ def test_a_message_at_any_step_of_an_expiry_has_a_route(
         moment = Moment(monkeypatch, lambda: group.send("orders"), number, before=before)
         await moment.come()
         assert await groups_of(scene, "orders") == (["g1"], ["g1"])
-        assert scene.metas["m1"].unused_routes.expired == 0
-        assert scene.metas["m1"].audit.repaired == 0  # it was not needed
+        assert scene.metas["m1"].upkeep.expired == 0
+        assert scene.metas["m1"].upkeep.repaired == 0  # it was not needed
         await asyncio.sleep(3 * UNUSED_S)
         assert await exists(scene, "orders")
 
@@ -256,7 +256,7 @@ def test_a_message_after_the_last_step_has_a_route_one_audit_later(monkeypatch: 
         async with asyncio.timeout(AUDIT_S):
             routed = await poll
         assert [each.groups for each in routed.subjects] == [["g1"]]
-        assert scene.metas["m1"].audit.repaired == 1
+        assert scene.metas["m1"].upkeep.repaired == 1
 
     play(story)
 
@@ -347,7 +347,7 @@ async def test_the_audit_reads_page_after_page(scene: Scene) -> None:
     finally:
         limits.ROUTES_AUDITED_AT_ONCE = page
     assert sorted(scene.metas["m1"].cluster_state.subjects) == [f"s{number}" for number in range(7)]
-    assert scene.metas["m1"].audit.repaired == 7
+    assert scene.metas["m1"].upkeep.repaired == 7
 
 
 @staged()

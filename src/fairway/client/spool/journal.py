@@ -214,16 +214,12 @@ class Journal:
 
     def keep(self, handed: Sequence[Handed], done: Completion) -> None:
         """Append these batches. `done(None)`: all are synced; `DiskFull`: none is kept; another fault: nobody knows."""
-        last = len(handed) - 1
-        self._jobs += [
-            files.JournalWrite(each, done if index == last else files.nobody) for index, each in enumerate(handed)
-        ]
-        self._commit()
+        *first, last = handed
+        self._write(*(files.JournalWrite(each, files.nobody) for each in first), files.JournalWrite(last, done))
 
     def keep_one(self, handed: Handed, numbered: Callable[[int], None], done: Completion) -> None:
         """Append one batch. `numbered` gets its number when the batch is synced."""
-        self._jobs.append(files.JournalWrite(handed, done, numbered))
-        self._commit()
+        self._write(files.JournalWrite(handed, done, numbered))
 
     def mark_sent(self, number: int, done: Completion) -> None:
         """Record that entries with smaller numbers are about to be sent."""
@@ -240,13 +236,11 @@ class Journal:
 
     def place(self, placed: Sequence[files.PlacementRecord], done: Completion) -> None:
         """Record where these entries are about to be sent. The caller sends them after `done(None)`, and only then."""
-        self._jobs.append(files.JournalWrite(None, done, placed=placed))
-        self._commit()
+        self._write(files.JournalWrite(None, done, placed=placed))
 
     def put_back(self, handed: Handed, instead: int, done: Completion) -> None:
         """Append a batch that replaces the entry `instead`, in one record. Then `clear_asides` removes its old file."""
-        self._jobs.append(files.JournalWrite(handed, done, instead=instead))
-        self._commit()
+        self._write(files.JournalWrite(handed, done, instead=instead))
 
     def give_up(self, numbers: Sequence[int], done: Completion) -> None:
         """Record the end of set-aside entries. If a file went before `done(None)`, its entry might come back."""
@@ -256,8 +250,7 @@ class Journal:
             )  # no such file: `done` after the removals under way
             return
         self._done_unnoted += numbers
-        self._jobs.append(files.JournalWrite(None, done, is_needed=True))
-        self._commit()
+        self._write(files.JournalWrite(None, done, is_needed=True))
 
     def clear_asides(self) -> None:
         """Remove the set-aside files of entries that another entry replaces; blocks."""
@@ -315,8 +308,7 @@ class Journal:
 
     def _mark(self, done: Completion) -> None:
         self._are_marks_due = True
-        self._jobs.append(files.JournalWrite(None, done))
-        self._commit()
+        self._write(files.JournalWrite(None, done))
 
     def _add(self, number: int, kept: files.PendingEntry) -> None:
         self._pending[number] = kept
@@ -354,6 +346,10 @@ class Journal:
             self.unplaced[kept.subject, kept.is_due] += step
 
     # --- commits -----------------------------------------------------------------------------------------------------
+
+    def _write(self, *jobs: files.JournalWrite) -> None:
+        self._jobs += jobs
+        self._commit()
 
     def _commit(self) -> None:
         """Commit the waiting writes, one commit at a time. Writes that come meanwhile share the next sync."""

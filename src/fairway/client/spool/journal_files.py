@@ -36,6 +36,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -234,16 +235,14 @@ class JournalWrite(NamedTuple):
     is_needed: bool = False  # `done` reports a full disk; otherwise marks just wait for the next commit
 
 
+@dataclass(slots=True, eq=False)
 class JournalSegment:
     """One file of a journal."""
 
-    __slots__ = ("base", "end", "file", "pending")
-
-    def __init__(self, base: int, end: int, file: File) -> None:
-        self.base = base
-        self.end = end
-        self.file = file
-        self.pending = 0  # entries that are not done
+    base: int
+    end: int
+    file: File
+    pending: int = 0  # entries that are not done
 
 
 class PendingEntry(NamedTuple):

@@ -24,17 +24,17 @@ from fairway import batch, limits
 from fairway.batch.identity import derived_secret, new_secret
 from fairway.delay.dispatch.log import (
     DispatchEvent,
-    DispatchLog,
     DispatchStream,
     EventKind,
     by_subject,
     key_event,
     ranges_of,
 )
+from fairway.delay.engine_part import EngineData, EnginePart
 from fairway.delay.schedule.batch_arrays import BatchArrays, BatchComposer
-from fairway.delay.schedule.log import BucketRecordCache, OpenBucketRecord
+from fairway.delay.schedule.log import OpenBucketRecord
 from fairway.delay.schedule.manifest import DAY_MS
-from fairway.delay.schedule.pending_rows import RowNumbers, Rows, RowState, record_key_of
+from fairway.delay.schedule.pending_rows import RowNumbers, RowState, record_key_of
 from fairway.delay.schedule.wheel import DueTimes
 from fairway.errors import Refused
 from fairway.lookup.routes import home
@@ -89,30 +89,24 @@ class Redirected(NamedTuple):
     end: int
 
 
-class Dispatcher:
+class Dispatcher(EnginePart):
     """Makes intents. `on_intent(intent, end)`: the intent may be sent once the dispatch log is synced to `end`."""
 
     def __init__(
         self,
-        rows: Rows,
-        record_cache: BucketRecordCache,
-        journal: DispatchLog,
+        data: EngineData,
         rng: Rng,
         *,
         route: RouteLookup,
         name: Callable[[int], Subject],
         on_intent: Callable[[Intent, int], None],
-        on_done: Callable[[RowNumbers], None],
         homes: Homes | None = None,
     ) -> None:
-        self._rows = rows
-        self._record_cache = record_cache
-        self._journal = journal
+        super().__init__(data)
         self._rng = rng
         self._route = route
         self._name = name
         self._on_intent = on_intent
-        self._on_done = on_done
         self._homes = homes
         self._begun: dict[tuple[int, str], int] = {}  # producer ids of the streams begun since the start
         self._stretches: dict[int, int] = {}  # by ordered subject: the first waiting row whose key is not read yet
@@ -359,7 +353,7 @@ class Dispatcher:
             [self._is_lost(opened[record_key], row) for row, record_key in zip(rows.tolist(), spots, strict=True)]
         )
         names = () if self._homes is None else self._homes.homes_of(subject)
-        shares: dict[str, list[int]] = {}
+        shares: dict[str, list[tuple[int, BatchArrays]]] = {}
         for row, record_key, is_gone in zip(rows.tolist(), spots, is_lost.tolist(), strict=True):
             found = opened[record_key]
             if found is None or is_gone:
@@ -368,20 +362,19 @@ class Dispatcher:
             target = self._target(subject, None if key is None else names[home(key, names)])
             if target is None or target == event.target:
                 return None
-            shares.setdefault(target, []).append(row)
+            shares.setdefault(target, []).append((row, found.sheet))
         streams = {target: self._stream(event.subject_id, target, now_ms) for target in shares}
         if not shares or any(each.outstanding >= limits.INTENTS_PER_STREAM_MAX for each in streams.values()):
             return None
         made: list[tuple[DispatchEvent, RowNumbers, bytes]] = []
         for target, chosen in shares.items():
             composer = BatchComposer(is_copying=True)
-            for row in chosen:
-                sheet = opened[int(table.spots(np.array([row]))[0])]
-                if sheet is not None:
-                    composer.take(sheet.sheet, table.index[[row]].astype(np.int64))
+            for row, sheet in chosen:
+                composer.take(sheet, table.index[[row]].astype(np.int64))
+            chosen_rows = np.array([row for row, _ in chosen], np.int64)
             data = composer.encode(streams[target].producer_id, streams[target].next_sequence)
             part = event._replace(
-                ranges=ranges_of(table.sequence[chosen]),
+                ranges=ranges_of(table.sequence[chosen_rows]),
                 number=self._journal.next_number + len(made) - 1 if made else event.number,
                 producer_id=streams[target].producer_id,
                 first_sequence=streams[target].next_sequence,
@@ -389,7 +382,7 @@ class Dispatcher:
                 crc=batch.peek(data).crc,
                 target=target,
             )
-            made.append((part, np.array(chosen, np.int64), data))
+            made.append((part, chosen_rows, data))
         end = self._commit(subject, made)
         table.become(rows[is_lost], RowState.LOST)
         return sum(len(chosen) for _, chosen, _ in made), end

@@ -71,17 +71,15 @@ class _Some(NamedTuple):
     is_near: bool
 
 
+@dataclass(slots=True, eq=False)
 class _Young:
     """A batch whose messages are not all home."""
 
-    __slots__ = ("_sheet", "data", "end", "left", "move")
-
-    def __init__(self, of: _Arrival) -> None:
-        self.data = of.data
-        self.end = of.end
-        self.move = of.move
-        self.left = len(of.messages)
-        self._sheet: BatchArrays | None = None
+    data: bytes
+    end: int
+    move: _Move
+    left: int
+    _sheet: BatchArrays | None = None
 
     def sheet(self) -> BatchArrays:
         if self._sheet is None:
@@ -223,7 +221,8 @@ class ScheduleAppender:
         rows = self._rows.add(subject_ids, sequences, index)
         tokens = np.arange(self._token + 1, self._token + 1 + len(arrived))
         self._token += len(arrived)
-        self._young.update(zip(tokens.tolist(), map(_Young, arrived), strict=True))
+        young = (_Young(each.data, each.end, each.move, len(each.messages)) for each in arrived)
+        self._young.update(zip(tokens.tolist(), young, strict=True))
         self._rows.put_each(rows, 0, np.repeat(tokens, counts), messages)
         sizes = np.repeat([len(each.data) / max(count, 1) for each, count in zip(arrived, counts, strict=True)], counts)
         now_ms = self._now()

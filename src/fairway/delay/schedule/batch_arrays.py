@@ -22,9 +22,10 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fairway.batch import checksum, layout
+from fairway.batch import layout
 from fairway.batch.check import Strings, locate
 from fairway.batch.checksum import tag_filter_of
+from fairway.batch.encode import add_column, sealed
 from fairway.batch.layout import BatchHeader, Codec
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -299,7 +300,7 @@ class BatchComposer:
         if self._has & layout.KEYS and any(self._present):
             flags |= layout.KEYS
             section.append(self._hashes.tobytes())
-            _add(columns, np.packbits(np.frombuffer(self._present, np.uint8), bitorder="little").tobytes())
+            add_column(columns, np.packbits(np.frombuffer(self._present, np.uint8), bitorder="little").tobytes())
             _add_text(columns, self._keys)
         if due_ms is not None and due_ms.any():
             flags |= layout.DUE
@@ -333,8 +334,7 @@ def _sealed(
         layout.MAGIC, 0, layout.VERSION, layout.HEADER_BYTES, Codec.NONE, count, flags, 0, size, body_bytes, body_bytes,
         0, 0, 0, producer_id, first_sequence, created_ms, tag_filter,
     )  # fmt: skip
-    covered = b"".join([head[layout.PREFIX_BYTES :], *section, *columns])
-    return layout.PREFIX.pack(layout.MAGIC, checksum(covered)) + covered
+    return sealed([head[layout.PREFIX_BYTES :], *section, *columns])
 
 
 def _tag_filter(tags: _Column) -> int:
@@ -342,15 +342,9 @@ def _tag_filter(tags: _Column) -> int:
     return tag_filter_of({data[start:end] for start, end in pairwise(offsets)})
 
 
-def _add(columns: list[bytes], buffer: bytes) -> None:
-    columns.append(buffer)
-    if len(buffer) % 8:
-        columns.append(bytes(-len(buffer) % 8))
-
-
 def _add_text(columns: list[bytes], text: _Column) -> None:
     _add_offsets(columns, text.lengths)
-    _add(columns, text.data())
+    add_column(columns, text.data())
 
 
 def _add_lists(columns: list[bytes], lists: _Listing) -> bool:
@@ -366,4 +360,4 @@ def _add_lists(columns: list[bytes], lists: _Listing) -> bool:
 def _add_offsets(columns: list[bytes], lengths: array[int]) -> None:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(np.frombuffer(lengths, np.int32), out=offsets[1:])
-    _add(columns, offsets.tobytes())
+    add_column(columns, offsets.tobytes())

@@ -14,9 +14,8 @@ do not say: if it is damaged, a start reads the records instead.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,14 +27,16 @@ from fairway.delay.schedule.bucket_record import BucketIndex, BucketRecord, Sequ
 from fairway.delay.schedule.manifest import DIRECTORY, BucketEntry, TimeRange
 from fairway.errors import BadName, RemoteProtocolError, StorageFault
 from fairway.names import Subject
-from fairway.runtime.clock import Clock
 from fairway.runtime.disk import Disk, ReadCompletion
 from fairway.storage import record, segment
-from fairway.storage.flusher import Defer, Flusher, OnDurable
+from fairway.storage.flusher import Flusher, OnDurable
 from fairway.storage.log import Damaged
 from fairway.storage.record import BadRecord, Record, RecordKind, padded
 from fairway.storage.recovery import DamageVerdict, Finding, judge
 from fairway.storage.segment import Damage, SegmentScan
+
+if TYPE_CHECKING:
+    from fairway.delay.schedule.log import ScheduleLog
 
 _FIXED = struct.Struct("<IIIIQQ")  # records, subjects, messages, zero, position of the previous one (0: none), start
 _NAME = struct.Struct("<IHxx")  # subject id, length of the subject's name
@@ -118,16 +119,7 @@ def file_name(number: int) -> str:
 class BucketFile:
     """An open bucket. `is_listed`: the manifest on disk names it. `source_end`: the message log up to here is in it."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        clock: Clock,
-        bucket: BucketEntry,
-        *,
-        defer: Defer,
-        poison: Callable[[StorageFault], None],
-        catalogue_messages: int,
-    ) -> None:
+    def __init__(self, of: ScheduleLog, bucket: BucketEntry) -> None:
         self.number = bucket.number
         self.log_id = bucket.log_id
         self.span: TimeRange = bucket.span
@@ -140,11 +132,12 @@ class BucketFile:
         self._draft: Draft | None = Draft()  # None: no further catalogues in this run
         self._catalogues = [(bucket.catalogue_at, 0)] if bucket.catalogue_at else []  # position, end
         self._catalogued_end = segment.HEADER_BYTES
-        self._catalogue_messages = catalogue_messages
-        self._poison = poison
-        self._disk = disk
+        self._of = of
+        self._disk = disk = of.disk
         self._file = disk.open(file_name(bucket.number), create=True)
-        self._flusher = Flusher(disk, clock, self.end, defer=defer, on_full=self._undone, on_progress=self._progressed)
+        self._flusher = Flusher(
+            disk, of.clock, self.end, defer=of.defer, on_full=self._undone, on_progress=self._progressed
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -166,7 +159,7 @@ class BucketFile:
     ) -> int:
         """Gather a record and return its position. The record is durable once `when_durable(self.end)` says so."""
         self._begin()
-        self.catalogue(now_ms, self._catalogue_messages)
+        self.catalogue(now_ms, self._of.catalogue_messages)
         body = bucket_record.pack(subject, sequences, data)
         position = self._add(RecordKind.SCHEDULE, subject_id, int(sequences[0]), len(sequences), body, now_ms)
         self.note(position, subject, subject_id, sequences, index)
@@ -289,7 +282,7 @@ class BucketFile:
 
     def _progressed(self) -> None:
         if self._flusher.fault is not None:
-            self._poison(self._flusher.fault)
+            self._of.on_fault(self._flusher.fault)
 
 
 def recover(disk: Disk, bucket: BucketEntry) -> tuple[BucketEntry, list[Finding]]:

@@ -245,19 +245,19 @@ class ScheduleLog:
         messages_id: int,
         *,
         defer: Defer,
-        poison: Callable[[StorageFault], None],
+        on_fault: Callable[[StorageFault], None],
         moved_end: Callable[[Iterable[int]], int],
         on_listed: Callable[[BucketFile], None],
         catalogue_messages: int,
     ) -> None:
         self.files: dict[int, BucketFile] = {}
         self.findings: list[Finding] = []
-        self._disk = disk
-        self._clock = clock
+        self.disk = disk
+        self.clock = clock
         self._rng = rng
         self._messages_id = messages_id
-        self._defer = defer
-        self._poison = poison
+        self.defer = defer
+        self.on_fault = on_fault
         self._moved_end = moved_end
         self._on_listed = on_listed
         self.catalogue_messages = catalogue_messages
@@ -277,15 +277,15 @@ class ScheduleLog:
     def recover(self, messages_base: int, messages_end: int) -> int:
         """Open the buckets. The message log has these bounds; from the returned position on, its messages must be moved
         again. Every step may be interrupted and repeated."""
-        found, why, self.is_full, name = manifest.read_or_make(self._disk, self._messages_id, messages_base)
+        found, why, self.is_full, name = manifest.read_or_make(self.disk, self._messages_id, messages_base)
         if why:
             self.findings.append(Finding(NAME, DamageVerdict.ROTTEN, Damage(0, 0, why)))
         # A killed process may have left a manifest only in the page cache; the files it does not name are deleted next.
-        directory.secure(self._disk, name)
+        directory.secure(self.disk, name)
         self._next_number = found.next_number
         self._sweep({each.number for each in found.buckets})
         for each in found.buckets:
-            recovered, findings = bucket_file.recover(self._disk, each)
+            recovered, findings = bucket_file.recover(self.disk, each)
             opened = self._open(recovered)
             opened.is_listed = True
             opened.is_retired = bool(findings)  # a damaged bucket is read, and not appended to
@@ -297,21 +297,14 @@ class ScheduleLog:
         return found.moved_end
 
     def _sweep(self, listed: set[int]) -> None:
-        for name in self._disk.listing(DIRECTORY):
+        for name in self.disk.listing(DIRECTORY):
             number = segment.base_of(name)
             if name.endswith(TEMPORARY) or (number is not None and number not in listed):
                 self._next_number = max(self._next_number, (number or 0) + 1)
-                self._disk.remove(f"{DIRECTORY}/{name}")
+                self.disk.remove(f"{DIRECTORY}/{name}")
 
     def _open(self, bucket: BucketEntry) -> BucketFile:
-        opened = BucketFile(
-            self._disk,
-            self._clock,
-            bucket,
-            defer=self._defer,
-            poison=self._poison,
-            catalogue_messages=self.catalogue_messages,
-        )
+        opened = BucketFile(self, bucket)
         self.files[bucket.number] = opened
         return opened
 
@@ -348,14 +341,14 @@ class ScheduleLog:
         def switched() -> None:
             for each in old:
                 each.close()
-                self._disk.remove_later(bucket_file.file_name(each.number), self._removed)
+                self.disk.remove_later(bucket_file.file_name(each.number), self._removed)
             then()
 
         self.publish(switched)
 
     def _removed(self, fault: StorageFault | None) -> None:
         if fault is not None:
-            self._poison(fault)
+            self.on_fault(fault)
 
     # --- the manifest ------------------------------------------------------------------------------------------------
 
@@ -368,7 +361,7 @@ class ScheduleLog:
             self._when_listed.append(then)
         if not self._is_publishing:
             self._is_publishing = True
-            self._defer(self._publish)  # at the end of the turn: one manifest for all its new buckets
+            self.defer(self._publish)  # at the end of the turn: one manifest for all its new buckets
 
     def state(self, position: int) -> None:
         """Write a manifest if it can state that the message log is in buckets up to this position."""
@@ -404,7 +397,7 @@ class ScheduleLog:
                     settles(self._closing)(fault)
                 return
             if fault is not None:
-                self._poison(fault)
+                self.on_fault(fault)
                 return
             self._is_publishing = False
             self.stated_end = moved_end
@@ -419,11 +412,11 @@ class ScheduleLog:
 
         def copy(fault: StorageFault | None) -> None:
             if fault is None:
-                self._disk.publish_later(COPY, parts, done)
+                self.disk.publish_later(COPY, parts, done)
             else:
                 done(fault)
 
-        self._disk.publish_later(NAME, parts, copy)
+        self.disk.publish_later(NAME, parts, copy)
 
     def __iter__(self) -> Iterator[BucketFile]:
         return iter(self.files.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -153,11 +154,8 @@ class ClusterAdmin:
 
     async def _retreat(self, asked: Govern) -> Governed:
         leaving = check_names(asked.groups, self._cluster_state.groups)
-
-        def retreated(before: SubjectRecord) -> SubjectRecord:
-            return self._without(asked.name, before, leaving, is_forced=asked.is_forced)
-
-        return await self._change_subject(asked.name, retreated, "takes new messages on")
+        without = partial(self._without, asked.name, leaving=leaving, is_forced=asked.is_forced)
+        return await self._change_subject(asked.name, without, "takes new messages on")
 
     def _without(
         self, subject: str, before: SubjectRecord, leaving: Collection[str], *, is_forced: bool
@@ -176,9 +174,7 @@ class ClusterAdmin:
         return _with(msgspec.structs.replace(before, writable=[]), others)
 
     async def _read_only(self, asked: Govern) -> Governed:
-        def switched(before: SubjectRecord) -> SubjectRecord:
-            return msgspec.structs.replace(before, is_read_only=asked.is_on)
-
+        switched = partial(msgspec.structs.replace, is_read_only=asked.is_on)
         said = "is read-only, on" if asked.is_on else "takes messages again, on"
         return await self._change_subject(asked.name, switched, said)
 

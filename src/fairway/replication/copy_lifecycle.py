@@ -45,7 +45,7 @@ from fairway.replication import leadership
 from fairway.replication.copies import CopyOptions, CopyRuntime, CopyStatus, Face, ProbePort, ServerT
 from fairway.replication.follower import ActionsRepaired, Diverged, Follower, Remedy, ReplicaRefill, TooFarBehind
 from fairway.replication.leader import Leader
-from fairway.replication.leadership import EpochPromise, GroupNode, living
+from fairway.replication.leadership import EpochPromise, GroupNode, OwnStep, living
 from fairway.replication.peers import NS_PER_MS
 from fairway.replication.registration import CopyRegistration
 from fairway.runtime.disk import Disk
@@ -291,11 +291,11 @@ class CopyLifecycle(ABC, Generic[ServerT]):
     async def _act(self, record: GroupRecord | None, alive: dict[str, MemberRecord]) -> int:
         group, me = self.membership.group, self._me()
         decision = leadership.decide(group, record, alive, me, is_patient=self._is_patient(record, alive))
-        if me.leads and not isinstance(decision, leadership.Lead):
+        if me.leads and decision is not OwnStep.LEAD:
             self._step_down("the registry says that another leads")
             return 0
         match decision:
-            case leadership.Lead():
+            case OwnStep.LEAD:
                 if self.copy_status.leader is not None:
                     self.copy_status.leader.refresh(alive)
                 return self.membership.look_ms
@@ -306,14 +306,14 @@ class CopyLifecycle(ABC, Generic[ServerT]):
                 self._stop_following()
                 self._say(why)
                 return self.membership.look_ms if self._ruling_since_ns is None else self.membership.backoff_ms
-            case leadership.Create() | leadership.Stand() if not self._is_certain():
+            case OwnStep.CREATE | OwnStep.STAND if not self._is_certain():
                 self._say("its session at the registry is not certain")  # otherwise it would have to step down at once
                 return self.membership.backoff_ms
-            case leadership.Create():
+            case OwnStep.CREATE:
                 await self._stand(
                     leadership.founded(me, kind=self.kind, min_in_sync=self.membership.min_in_sync), alive
                 )
-            case leadership.Stand():
+            case OwnStep.STAND:
                 if record is not None:
                     await self._stand(
                         leadership.succeeded(record, alive, me, min_in_sync=self.membership.min_in_sync), alive

@@ -26,6 +26,7 @@ accepts that loss.
 from __future__ import annotations
 
 import asyncio
+import enum
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -104,19 +105,12 @@ class Me:
     leads: int = 0  # the epoch that it leads under now; 0: it does not lead
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Create the group, and lead it."""
+class OwnStep(enum.Enum):
+    """A decision about this copy alone."""
 
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """Go on leading."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """Take over."""
+    CREATE = "create"  # create the group, and lead it
+    LEAD = "lead"  # go on leading
+    STAND = "stand"  # take over
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +130,7 @@ class Wait:
     why: str
 
 
-LeadershipDecision: TypeAlias = Create | Lead | Stand | FollowDecision | Wait
+LeadershipDecision: TypeAlias = OwnStep | FollowDecision | Wait
 
 
 def decide(
@@ -146,7 +140,7 @@ def decide(
     if record is None:
         return _without_record(group, living, me)
     if me.leads and record.master == me.directory and record.epoch == me.leads:
-        return Lead()
+        return OwnStep.LEAD
     master = living.get(record.master)
     if record.master != me.directory and master is not None:
         if record.epoch < me.epoch:
@@ -160,7 +154,7 @@ def decide(
     ruling = [each for each in living.values() if each.role == MASTER and each.directory != me.directory]
     if ruling and is_patient:
         return Wait(f"{ruling[0].directory} has been deposed and has not stepped down yet")
-    return Stand()
+    return OwnStep.STAND
 
 
 def _without_record(group: str, living: Mapping[str, RegisteredCopy], me: Me) -> LeadershipDecision:
@@ -178,7 +172,7 @@ def _without_record(group: str, living: Mapping[str, RegisteredCopy], me: Me) ->
             f"the registry knows no group {group}, and {' and '.join(sorted(filled))} hold messages where this copy is "
             f"empty: make the group anew with `fairway broker promote {group} --to {fullest} --accept-data-loss`"
         )
-    return Create()
+    return OwnStep.CREATE
 
 
 def _nobody(group: str, record: GroupRecord, living: Mapping[str, RegisteredCopy]) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from fairway.registry.layout import GroupRecord, RegisteredCopy
 from fairway.replication import leadership
-from fairway.replication.leadership import Create, FollowDecision, Lead, Me, Stand, Wait
+from fairway.replication.leadership import FollowDecision, Me, OwnStep, Wait
 
 ME = Me("a", 11, 12, epoch=4)
 RECORD = GroupRecord("broker", 5, "b", ["b", "a"], 2, 11, 12, members=["b", "a"])
@@ -24,7 +24,7 @@ def living(*directories: str) -> dict[str, RegisteredCopy]:
 
 
 def test_a_group_that_nobody_knows_is_made_by_whoever_comes_first() -> None:
-    assert leadership.decide("g", None, living("a"), ME) == Create()
+    assert leadership.decide("g", None, living("a"), ME) == OwnStep.CREATE
     made = leadership.founded(ME, min_in_sync=2)
     assert (made.epoch, made.master, made.in_sync, made.min_in_sync) == (5, "a", ["a"], 2)
     assert (made.messages_id, made.actions_id, made.members) == (11, 12, ["a"])
@@ -46,8 +46,8 @@ def test_an_empty_copy_does_not_make_a_group_beside_those_that_hold_its_messages
     assert isinstance(decision, Wait)
     assert "b and c hold messages" in decision.why
     assert "fairway broker promote g --to c --accept-data-loss" in decision.why, "it has the most"
-    assert leadership.decide("g", None, living("a", "b"), empty) == Create(), "nobody has anything"
-    assert leadership.decide("g", None, {**living("a"), **others}, ME) == Create(), "a broker that stood alone"
+    assert leadership.decide("g", None, living("a", "b"), empty) == OwnStep.CREATE, "nobody has anything"
+    assert leadership.decide("g", None, {**living("a"), **others}, ME) == OwnStep.CREATE, "a broker that stood alone"
 
 
 def test_a_master_that_lives_is_followed() -> None:
@@ -58,7 +58,7 @@ def test_a_master_that_lives_is_followed() -> None:
 
 
 def test_a_copy_in_sync_stands_when_the_master_is_gone() -> None:
-    assert leadership.decide("g", RECORD, living("a"), ME) == Stand()
+    assert leadership.decide("g", RECORD, living("a"), ME) == OwnStep.STAND
 
 
 def test_a_copy_that_lags_never_stands() -> None:
@@ -74,9 +74,9 @@ def test_a_copy_that_lags_never_stands() -> None:
 
 def test_a_master_goes_on_only_under_its_own_epoch() -> None:
     record = msgspec.structs.replace(RECORD, master="a")
-    assert leadership.decide("g", record, living("a", "b"), replace(ME, leads=5)) == Lead()
-    assert leadership.decide("g", record, living("a", "b"), replace(ME, leads=4)) == Stand()
-    assert leadership.decide("g", record, living("a", "b"), ME) == Stand(), (
+    assert leadership.decide("g", record, living("a", "b"), replace(ME, leads=5)) == OwnStep.LEAD
+    assert leadership.decide("g", record, living("a", "b"), replace(ME, leads=4)) == OwnStep.STAND
+    assert leadership.decide("g", record, living("a", "b"), ME) == OwnStep.STAND, (
         "it was restarted, and knows nothing of its copies"
     )
 
@@ -85,7 +85,7 @@ def test_one_that_was_deposed_by_hand_is_given_time_to_step_down() -> None:
     record = msgspec.structs.replace(RECORD, master="a")
     alive = {"a": member("a"), "b": member("b", role="master")}
     assert isinstance(leadership.decide("g", record, alive, ME), Wait)
-    assert leadership.decide("g", record, alive, ME, is_patient=False) == Stand()
+    assert leadership.decide("g", record, alive, ME, is_patient=False) == OwnStep.STAND
 
 
 def test_an_epoch_below_the_own_is_not_followed() -> None:

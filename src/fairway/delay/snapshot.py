@@ -359,7 +359,7 @@ class SnapshotReceiver:
         listed: manifest.Manifest | None = None
         covered: checkpoints.Checkpoint | None = None
         sizes = {each.name: each.size for each in places}
-        for place in sorted(places, key=_rank):
+        for place in sorted(places, key=lambda each: not _says_more(each)):  # files that list other files come first
             data = await self._obtain(epoch, ask, place, listed)
             if place.name == manifest.NAME:
                 listed = manifest.unpack(data)
@@ -401,8 +401,10 @@ class SnapshotReceiver:
                 self._begin_again(disk, file)
                 await self._pull(ask, place, disk, file)
             why = await self._damage(file, place, listed)
+            if why and _says_more(place):
+                raise RemoteProtocolError(f"{place.name} of the master's snapshot is damaged: {why}")
             if why:
-                self._accept(place, why)
+                self.damaged.append(f"{place.name}: {why}")
             return file.read(0, file.size) if _says_more(place) else b""
         finally:
             file.close()
@@ -439,11 +441,6 @@ class SnapshotReceiver:
         finally:
             for each in asked:
                 _forget(each)
-
-    def _accept(self, place: _SnapshotFile, why: str) -> None:
-        if _says_more(place):
-            raise RemoteProtocolError(f"{place.name} of the master's snapshot is damaged: {why}")
-        self.damaged.append(f"{place.name}: {why}")
 
     # --- checking ----------------------------------------------------------------------------------------------------
 
@@ -496,11 +493,6 @@ def _places(files: list[SnapshotFile]) -> list[_SnapshotFile]:
     if len({each.name for each in files}) < len(files):
         raise RemoteProtocolError("the master's snapshot has a file twice")
     return [_SnapshotFile(number, each.name, each.size) for number, each in enumerate(files) if each.size]
-
-
-def _rank(place: _SnapshotFile) -> int:
-    """Files that list other files come first."""
-    return 0 if _says_more(place) else 1
 
 
 def _says_more(place: _SnapshotFile) -> bool:

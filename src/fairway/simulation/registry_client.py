@@ -136,7 +136,7 @@ class SimRegistry(SessionClient):
             if answer.done() and not answer.cancelled():
                 answer.exception()  # an error changes nothing: the session expires by itself
             self._give_up(connection)
-        self._leave()
+        self.crash()
 
     # --- faults of the whole process ---------------------------------------------------------------------------------
 
@@ -150,9 +150,6 @@ class SimRegistry(SessionClient):
             arrival()
 
     def crash(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         self.is_gone = True
         self._session = 0
         self._certainty.end()

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 from fairway import batch, limits
 from fairway.batch.layout import is_delayed
@@ -72,15 +72,6 @@ class PlacedBatch(SpooledBatch):
         return (producer_id, first) if placed is None else (placed.stream, placed.first)
 
 
-class Report(NamedTuple):
-    """The news of one sender since its last report."""
-
-    is_open: bool
-    stored: list[tuple[PlacedBatch, bool]]  # each with whether the broker had stored it before
-    # Queues with a failed batch and nothing in flight. They are held until `SpoolAssignment` has decided what follows.
-    broken: list[SubjectQueue]
-
-
 class SpoolSender(Generic[ConnectionT]):
     """The session on the connection to one broker group.
 
@@ -97,7 +88,8 @@ class SpoolSender(Generic[ConnectionT]):
         self._told = told
         self._is_telling = False
         self._is_open = False
-        self._stored: list[tuple[PlacedBatch, bool]] = []
+        self._stored: list[tuple[PlacedBatch, bool]] = []  # each with whether the broker had stored it before
+        # Queues with a failed batch and nothing in flight, held until `SpoolAssignment` has decided what follows.
         self._broken: list[SubjectQueue] = []
 
     @property
@@ -107,11 +99,12 @@ class SpoolSender(Generic[ConnectionT]):
     def flow(self, key: StreamKey) -> SubjectQueue:
         return self.flows.get(key) or self.flows.setdefault(key, SubjectQueue(key, self._rng))
 
-    def report(self) -> Report:
-        """Return the news since the last report, and forget them."""
-        report = Report(self._is_open, self._stored, self._broken)
-        self._stored, self._broken, self._is_telling = [], [], False
-        return report
+    def report(self) -> tuple[bool, list[tuple[PlacedBatch, bool]], list[SubjectQueue]]:
+        """Whether the connection is open, and the news since the last report, which are forgotten."""
+        stored, self._stored = self._stored, []
+        broken, self._broken = self._broken, []
+        self._is_telling = False
+        return self._is_open, stored, broken
 
     def let_go(self, flow: SubjectQueue) -> None:
         """Forget an empty queue. A refused queue stays: its refusal keeps other batches from that subject for now."""

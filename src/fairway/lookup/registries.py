@@ -145,7 +145,7 @@ class RemoteRegistry(SessionClient):
         super().__init__(asyncio.get_running_loop())
         self._clock = clock
         self._addresses = tuple(addresses)
-        self._session_ms = session_ms
+        self.session_ms = session_ms  # as requested; later as granted by the meta server
         self._name = name
         self._secret = b""  # moves the session to another connection
         self._state = SessionState.OVER
@@ -216,15 +216,10 @@ class RemoteRegistry(SessionClient):
 
     # --- the port ----------------------------------------------------------------------------------------------------
 
-    @property
-    def session_ms(self) -> int:
-        """The session's time-out, as the meta server has granted it."""
-        return self._session_ms
-
     async def get(self, path: str, *, fresh: bool = False) -> Node | None:
         """Read a node. The answer is always fresh, because there is one meta server."""
         del fresh
-        answer = await self._read(Register(Act.GET, self._session, checked_path(path)))
+        answer = await self._read(Register(Act.GET, self.session_id, checked_path(path)))
         return Node(path, answer.value, answer.version, answer.owner) if answer.exists else None
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
@@ -235,26 +230,26 @@ class RemoteRegistry(SessionClient):
             return await self.get(path)
 
     async def children(self, path: str) -> list[str]:
-        return (await self._read(Register(Act.CHILDREN, self._session, checked_path(path)))).children
+        return (await self._read(Register(Act.CHILDREN, self.session_id, checked_path(path)))).children
 
     async def create(
         self, path: str, value: bytes = b"", *, is_ephemeral: bool = False, is_numbered: bool = False
     ) -> Node:
         checked_value(checked_path(path), value)
-        asked = Register(Act.CREATE, self._session, path, value, is_ephemeral=is_ephemeral, is_numbered=is_numbered)
+        asked = Register(Act.CREATE, self.session_id, path, value, is_ephemeral=is_ephemeral, is_numbered=is_numbered)
         answer = await self._ask(asked)
         return Node(answer.path, value, answer.version, answer.owner)
 
     async def put(self, path: str, value: bytes, version: int) -> Node:
         checked_value(checked_path(path), value)
         checked_version(path, version)
-        answer = await self._ask(Register(Act.PUT, self._session, path, value, number=version + 1))
+        answer = await self._ask(Register(Act.PUT, self.session_id, path, value, number=version + 1))
         return Node(path, value, answer.version, answer.owner)
 
     async def remove(self, path: str, version: int | None = None) -> None:
         checked_version(path, version)
         number = 0 if version is None else version + 1
-        await self._ask(Register(Act.REMOVE, self._session, checked_path(path), number=number))
+        await self._ask(Register(Act.REMOVE, self.session_id, checked_path(path), number=number))
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
         watching = self._watches.add(checked_path(path), changed)
@@ -280,10 +275,10 @@ class RemoteRegistry(SessionClient):
         await asyncio.gather(*tasks, return_exceptions=True)  # all at once: a caller's cancellation is noticed here
         self._watches.clear()
         is_silent = False
-        if self._session and self._inquirer.line.is_open:
-            outcome = await self._inquirer.outcome(Register(Act.CLOSE, self._session), _CLOSE_S)
+        if self.session_id and self._inquirer.line.is_open:
+            outcome = await self._inquirer.outcome(Register(Act.CLOSE, self.session_id), _CLOSE_S)
             is_silent = isinstance(outcome, ConnectionLost)
-        self._session = 0
+        self.session_id = 0
         self._certainty.end()
         if is_silent:
             self._inquirer.abort()  # nor will it answer earlier requests
@@ -303,7 +298,7 @@ class RemoteRegistry(SessionClient):
         if self._is_closing or (not asked.session and asked.act is not Act.OPEN):
             raise SessionOver("there is no registry session now: it was closed, or the meta server has ended it")
         sent_ns = self._clock.monotonic_ns()
-        outcome = await self._inquirer.outcome(asked, (within_ms or self._session_ms + asked.wait_ms) / 1_000)
+        outcome = await self._inquirer.outcome(asked, (within_ms or self.session_ms + asked.wait_ms) / 1_000)
         if isinstance(outcome, ConnectionLost):
             raise AnswerLost(
                 f"the meta server did not say what became of {asked.act.name} {asked.path}: {outcome.sentence}"
@@ -311,7 +306,7 @@ class RemoteRegistry(SessionClient):
         if isinstance(outcome, Refused):
             raise outcome
         answer = _registered(outcome)
-        if asked.session and asked.session == self._session and answer.trouble != "over" and not asked.wait_ms:
+        if asked.session and asked.session == self.session_id and answer.trouble != "over" and not asked.wait_ms:
             self._certainty.answered(sent_ns, self._clock.monotonic_ns())
         if answer.trouble:
             raise _TROUBLES.get(answer.trouble, RegistryError)(f"registry node {asked.path}: {answer.trouble}")
@@ -322,19 +317,19 @@ class RemoteRegistry(SessionClient):
     async def _keep(self) -> None:
         """Open a session, and renew it six times in its time-out."""
         while True:
-            if not self._session:
+            if not self.session_id:
                 await self._begin()
             else:
                 await self._touch()
             is_open = self._state is SessionState.OPEN
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._session_ms / 1_000 / QUESTIONS_PER_SESSION if is_open else _PAUSE_S):
+                async with asyncio.timeout(self.session_ms / 1_000 / QUESTIONS_PER_SESSION if is_open else _PAUSE_S):
                     await self._nudged.wait()
             self._nudged.clear()
 
     async def _begin(self) -> None:
         sent_ns = self._clock.monotonic_ns()
-        asked = Register(Act.OPEN, 0, value=self._name.encode(), number=self._session_ms)
+        asked = Register(Act.OPEN, 0, value=self._name.encode(), number=self.session_ms)
         try:
             answer = await self._ask(asked)
         except Refused as refused:
@@ -344,23 +339,23 @@ class RemoteRegistry(SessionClient):
         except RegistryError:
             return
         self._refused = None
-        self._session, self._secret = answer.number, answer.value
-        self._session_ms = answer.version or self._session_ms
-        self._certainty.begin(sent_ns, self._session_ms * _MS_NS)
+        self.session_id, self._secret = answer.number, answer.value
+        self.session_ms = answer.version or self.session_ms
+        self._certainty.begin(sent_ns, self.session_ms * _MS_NS)
         self._turn(SessionState.OPEN)
         self._settled.set()
 
     def _opened(self) -> None:
         """There is a new connection: move the session there before any other request. The meta server carries out no
         older request of the previous connection after that."""
-        if self._session:
-            self._inquirer.ask_first(Register(Act.TOUCH, self._session, value=self._secret))
+        if self.session_id:
+            self._inquirer.ask_first(Register(Act.TOUCH, self.session_id, value=self._secret))
         self._nudged.set()
 
     async def _touch(self) -> None:
-        session = self._session
+        session = self.session_id
         try:
-            await self._ask(Register(Act.TOUCH, session, value=self._secret), self._session_ms // 3)
+            await self._ask(Register(Act.TOUCH, session, value=self._secret), self.session_ms // 3)
         except SessionOver:
             self._over(session)
         except (RegistryError, Refused):
@@ -373,8 +368,8 @@ class RemoteRegistry(SessionClient):
             self._turn(SessionState.SUSPENDED)
 
     def _over(self, session: int) -> None:
-        if session and session == self._session:
-            self._session = 0
+        if session and session == self.session_id:
+            self.session_id = 0
             self._certainty.end()
             self._turn(SessionState.OVER)
 
@@ -393,8 +388,8 @@ class RemoteRegistry(SessionClient):
         seen = session = 0
         try:
             while path in self._watches:
-                if session != self._session:
-                    session, seen = self._session, 0
+                if session != self.session_id:
+                    session, seen = self.session_id, 0
                 answer = await self._poll(Act.WATCH, path, session, seen)
                 if answer is None:
                     seen = 0
@@ -409,8 +404,8 @@ class RemoteRegistry(SessionClient):
         seen = session = 0
         try:
             while root in self._watches.trees:
-                if session != self._session:
-                    session, seen = self._session, 0
+                if session != self.session_id:
+                    session, seen = self.session_id, 0
                 line = self._inquirer.line
                 if not session or not line.is_open:
                     await asyncio.sleep(_PAUSE_S)

@@ -76,13 +76,9 @@ class SessionClient:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.on_session: Callable[[SessionState], None] = lambda _: None
         self._loop = loop
-        self._session = 0
+        self.session_id = 0  # 0: there is none now
         self._certainty = Certainty()
         self._watches = SessionWatches(loop)
-
-    @property
-    def session_id(self) -> int:
-        return self._session
 
     def certain_until_ns(self) -> int:
         return self._certainty.until_ns

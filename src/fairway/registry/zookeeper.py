@@ -252,7 +252,7 @@ class ZooKeeperRegistry(SessionClient):
         if self._is_closed:
             return
         self._is_closed = True
-        self._session = 0
+        self.session_id = 0
         self._certainty.end()
         self._watches.clear()
         for emulation in self._emulations.values():
@@ -272,11 +272,11 @@ class ZooKeeperRegistry(SessionClient):
 
     async def _ask_quorum(self, path: str) -> None:
         """Ask a question that a majority must answer. An answer also proves that the session lives, for any caller."""
-        session, asked_ns = self._session, self._clock.monotonic_ns()
+        session, asked_ns = self.session_id, self._clock.monotonic_ns()
         for outcome in await self._answer(path, lambda: self._line.ask_quorum(self._root or ROOT_PATH)):
             if isinstance(outcome, Exception):
                 raise translated(outcome, self._root or ROOT_PATH)
-        if session and session == self._session:
+        if session and session == self.session_id:
             self._certainty.answered(asked_ns, self._clock.monotonic_ns())
 
     async def _answer(self, path: str, ask: Callable[[], asyncio.Future[Any]]) -> Any:
@@ -307,9 +307,9 @@ class ZooKeeperRegistry(SessionClient):
         )
 
     def _on_connected(self, asked_ns: int, session: int, session_ms: float) -> None:
-        if self._session not in (0, session):
+        if self.session_id not in (0, session):
             self._on_lost()
-        self._session = session
+        self.session_id = session
         self.session_ms = session_ms
         self._certainty.begin(asked_ns, int(session_ms * 1e6))
         self._connected.set()
@@ -322,13 +322,13 @@ class ZooKeeperRegistry(SessionClient):
 
     def _on_suspended(self) -> None:
         self._connected.clear()
-        if self._session:
+        if self.session_id:
             self._tell(SessionState.SUSPENDED)
 
     def _on_lost(self) -> None:
         self._connected.clear()
-        if self._session:
-            self._session = 0
+        if self.session_id:
+            self.session_id = 0
             self._certainty.end()
             self._tell(SessionState.OVER)
         if self._line.is_dead and self._renewing is None:
@@ -362,11 +362,7 @@ class ZooKeeperRegistry(SessionClient):
                     self._replace()
 
     def _tell(self, state: SessionState) -> None:
-        self._loop.call_soon(self._call_on_session, state)
-
-    def _call_on_session(self, state: SessionState) -> None:
-        if not self._is_closed:
-            self.on_session(state)
+        self._loop.call_soon(lambda: None if self._is_closed else self.on_session(state))
 
     async def _keep(self) -> None:
         """Ask question after question, as long as there is a connection."""

@@ -52,25 +52,17 @@ class SimFile:
 
     def __init__(self, disk: SimDisk, name: str, inode: Inode) -> None:
         self._disk = disk
-        self._name = name
+        self.name = name
         self.inode = inode
-        self.end = len(inode.cached)
+        self.size = len(inode.cached)
         self.opens = 1
         self.under_way = 0
         self.named = False  # whether this process has synced the file's directory
         self.generation = 0
         self.refused_generation = -1
 
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def size(self) -> int:
-        return self.end
-
     def read(self, position: int, size: int) -> bytes:
-        wanted = readable(position, size, self.end)
+        wanted = readable(position, size, self.size)
         self._disk.check_alive()
         self._check_open()
         return bytes(self.inode.cached[position : position + wanted])
@@ -81,7 +73,7 @@ class SimFile:
 
     def read_cached(self, position: int, size: int) -> bytes | None:
         data = self.read(position, size)
-        if self._name in self._disk.evicted or self.is_blind:
+        if self.name in self._disk.evicted or self.is_blind:
             return None
         return data if self._disk.cold == 0 else self._disk.chill(data)
 
@@ -96,7 +88,7 @@ class SimFile:
 
     def _check_open(self) -> None:
         if self.opens == 0:
-            raise Misuse(f"{self._name} was closed: open it again")
+            raise Misuse(f"{self.name} was closed: open it again")
 
 
 @dataclass(slots=True)
@@ -142,7 +134,7 @@ class SimDisk:
         self._fetches: deque[_Fetch] = deque()  # given, while no reader is free
         self._reading = 0
         self._anchored: set[str] = set()  # directories whose own entry was synced in this life; never iterated
-        self._alive = True
+        self.alive = True  # False after a power cut, or the death of the process
         self._closed = False
         self._stall_s = 0.0
         self._write_failure = Countdown()
@@ -158,16 +150,11 @@ class SimDisk:
         self.slowness = 1.0
         self.on_moved: Callable[[StorageFault], None] = lambda _fault: None
 
-    @property
-    def alive(self) -> bool:
-        """False after a power cut, or the death of the process."""
-        return self._alive
-
     # --- lives -----------------------------------------------------------------------------------------------------
 
     def crash(self, call_later: ScheduleCall | None = None) -> SimDisk:
         """Cut the power: the next life has all synced bytes and, by the seed, any part of the unsynced ones."""
-        self._alive = False
+        self.alive = False
         return self._successor(self._volume.after_power_cut(self._rng), call_later)
 
     def crash_process(self, call_later: ScheduleCall | None = None) -> SimDisk:
@@ -175,9 +162,9 @@ class SimDisk:
         self._power_cut.plan(0)
         for stream in self._lanes.values():
             chance = draw_chance(self._rng)
-            while self._alive and stream and self._rng.uniform() < chance:
+            while self.alive and stream and self._rng.uniform() < chance:
                 self._advance(stream)
-        self._alive = False
+        self.alive = False
         if self._volume.owner is self:
             self._volume.owner = None
         return self._successor(self._volume, call_later)
@@ -285,16 +272,16 @@ class SimDisk:
 
     def truncate(self, file: File, size: int) -> None:
         mine = self._own(file)
-        check_cut(mine.name, size, mine.end, is_growing=mine.under_way > 0)
+        check_cut(mine.name, size, mine.size, is_growing=mine.under_way > 0)
         mine.inode.change(Cut(size))
         mine.inode.reserved = 0
-        mine.end = size
+        mine.size = size
         self._count()
         self._sync(mine.inode, mine.name)
 
     def sync(self, file: File, position: int) -> None:
         mine = self._own(file)
-        mine.inode.change(Write(position, bytes(mine.inode.cached[position : mine.end])))
+        mine.inode.change(Write(position, bytes(mine.inode.cached[position : mine.size])))
         self._count()
         self._sync(mine.inode, mine.name)
         self._name_durably(mine)
@@ -321,10 +308,10 @@ class SimDisk:
 
     def repair(self, file: File, position: int, data: bytes) -> None:
         mine = self._own(file)
-        check_repair(mine.name, position, len(data), mine.end, is_growing=mine.under_way > 0)
-        _run(self._writing(mine.inode, mine.name, position, data, mine.end))
+        check_repair(mine.name, position, len(data), mine.size, is_growing=mine.under_way > 0)
+        _run(self._writing(mine.inode, mine.name, position, data, mine.size))
         self._sync(mine.inode, mine.name)
-        mine.end = max(mine.end, position + len(data))
+        mine.size = max(mine.size, position + len(data))
         self._name_durably(mine)
 
     def reserve(self, file: File, size: int) -> None:
@@ -344,7 +331,7 @@ class SimDisk:
     def fetch(self, file: File, position: int, size: int, done: ReadCompletion) -> None:
         mine = self._own(file)
         check_room_to_fetch(len(self._fetches) + self._reading)
-        self._fetches.append(_Fetch(mine, position, readable(position, size, mine.end), done))
+        self._fetches.append(_Fetch(mine, position, readable(position, size, mine.size), done))
         self._begin_fetches()
 
     def _begin_fetches(self) -> None:
@@ -353,7 +340,7 @@ class SimDisk:
             self._call_later(self._draw_delay_s(), self._end_fetch, self._fetches.popleft())
 
     def _end_fetch(self, fetch: _Fetch) -> None:
-        if not self._alive or self._closed:
+        if not self.alive or self._closed:
             return  # a timer of a life that is over
         self._reading -= 1
         self._begin_fetches()
@@ -372,7 +359,7 @@ class SimDisk:
         """No work ends before its time has come, so there is nothing to deliver."""
 
     def close(self) -> None:
-        if not self._alive or self._closed:
+        if not self.alive or self._closed:
             return
         for stream in self._lanes.values():
             while stream:
@@ -398,7 +385,7 @@ class SimDisk:
         return (self._latency.low_s + spread * self._rng.uniform()) * self.slowness
 
     def _tick(self, stream: deque[_DiskJob]) -> None:
-        if not self._alive or self._closed:
+        if not self.alive or self._closed:
             return  # a timer of a life that is over
         job = stream[0]
         ended, fault = self._advance(stream)
@@ -426,7 +413,7 @@ class SimDisk:
             raise DiskFull(f"cannot write {file.name}: the commit before this one found no room; free some room")
         data = b"".join(parts)
         try:
-            yield from self._writing(file.inode, file.name, file.end, data)
+            yield from self._writing(file.inode, file.name, file.size, data)
         except DiskFull:
             file.refused_generation = max(file.refused_generation, generation)
             yield
@@ -434,17 +421,17 @@ class SimDisk:
             raise
         yield
         if not sync:
-            file.end += len(data)
+            file.size += len(data)
             return
         try:
             self._sync(file.inode, file.name)
         except StorageFault:
-            file.end += len(data)  # it is in the page cache, and a caller that ignores the fault builds on it
+            file.size += len(data)  # it is in the page cache, and a caller that ignores the fault builds on it
             raise
         if not file.named:
             yield
             self._name_durably(file)
-        file.end += len(data)
+        file.size += len(data)
 
     def _publishing(self, name: str, parts: Sequence[Part]) -> _Steps:
         temporary = name + TEMPORARY
@@ -494,7 +481,7 @@ class SimDisk:
     def _count(self) -> None:
         self.operations += 1
         if self._power_cut.strikes():
-            self._alive = False
+            self.alive = False
             raise SimulatedPowerCut(f"in operation {self.operations}")
 
     def _sync(self, inode: Inode, name: str) -> None:
@@ -563,7 +550,7 @@ class SimDisk:
         return data[:kept] or None
 
     def check_alive(self) -> None:
-        if not self._alive:
+        if not self.alive:
             raise SimulatedPowerCut("this life of the disk is over: use the one that crash() returned")
         if self._closed:
             raise Misuse("the disk is closed")

@@ -210,7 +210,7 @@ class SimLoop(SealedLoop):
         self._step_ns_max = step_ns_max
         self._trace = Trace(listener)
         self._now_ns = 0
-        self._steps = 0
+        self.steps = 0  # how many callbacks and task steps have run
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[int, int, int, asyncio.TimerHandle]] = []  # due, tie, number, handle: a heap
         self._timers_made = 0
@@ -240,11 +240,6 @@ class SimLoop(SealedLoop):
         if ns < 0:
             raise Misuse("time does not go back: spend 0 ns or more")
         self._now_ns += ns
-
-    @property
-    def steps(self) -> int:
-        """How many callbacks and task steps have run."""
-        return self._steps
 
     def note(self, text: str) -> None:
         """Add a line to the trace. It must not depend on addresses or on the order of a set."""
@@ -395,15 +390,15 @@ class SimLoop(SealedLoop):
             raise Deadlock(f"nothing can happen any more at {self._now_ns} ns; pending: {pending}")
 
     def _step(self, handle: asyncio.Handle) -> None:
-        self._steps += 1
-        if self._steps_max is not None and self._steps > self._steps_max:
+        self.steps += 1
+        if self._steps_max is not None and self.steps > self._steps_max:
             raise StepLimit(f"more than {self._steps_max} steps; the last ones:\n{self._trace.recent()}")
         self._trace.add(self._now_ns, label_of(handle._callback))  # type: ignore[attr-defined]
         handle._run()
         if self._step_ns_max:
             self._now_ns += self._costs.below(self._step_ns_max + 1)
-        if self._steps % COLLECT_EVERY_STEPS == 0:
-            count = self._steps // COLLECT_EVERY_STEPS
+        if self.steps % COLLECT_EVERY_STEPS == 0:
+            count = self.steps // COLLECT_EVERY_STEPS
             gc.collect(2 if count % 256 == 0 else 1 if count % 16 == 0 else 0)
 
     def _live_tasks(self) -> list[asyncio.Task[Any]]:

@@ -25,6 +25,7 @@ import asyncio
 import errno
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar, TypeVarTuple
 
@@ -230,28 +231,18 @@ class SimHost:
         end.on_gone = partial(self._ends.pop, end, None)
 
 
+@dataclass(eq=False)
 class SimListener:
     """A port that accepts connections until it is closed or its host crashes."""
 
-    def __init__(
-        self,
-        factory: Callable[[], asyncio.Protocol],
-        port: int,
-        loopback_only: bool,
-        listeners: dict[int, SimListener],
-    ) -> None:
-        self.factory = factory
-        self.loopback_only = loopback_only
-        self._port = port
-        self._listeners = listeners
-
-    @property
-    def port(self) -> int:
-        return self._port
+    factory: Callable[[], asyncio.Protocol]
+    port: int
+    loopback_only: bool
+    listeners: dict[int, SimListener]  # of the host, by port
 
     def close(self) -> None:
-        if self._listeners.get(self._port) is self:
-            del self._listeners[self._port]
+        if self.listeners.get(self.port) is self:
+            del self.listeners[self.port]
 
     async def wait_closed(self) -> None:
         await asyncio.sleep(0)

@@ -151,7 +151,7 @@ class SimRegistry(SessionClient):
 
     def crash(self) -> None:
         self.is_gone = True
-        self._session = 0
+        self.session_id = 0
         self._certainty.end()
         self._watches.clear()
         self._keeping.cancel()
@@ -270,7 +270,7 @@ class SimRegistry(SessionClient):
         asked_ns = self._clock.monotonic_ns()
         connection = self._dialled = self._ensemble.dial(self)
         self._welcome = self._loop.create_future()
-        connection.there.send(self._ensemble.welcome, connection, self._session, self._session_ns)
+        connection.there.send(self._ensemble.welcome, connection, self.session_id, self._session_ns)
         try:
             async with asyncio.timeout(self._session_ns / 3e9):
                 session = await self._welcome
@@ -291,7 +291,7 @@ class SimRegistry(SessionClient):
             connection.close()
             self._end_session()
             return
-        self._session = session
+        self.session_id = session
         self._certainty.begin(asked_ns, self._session_ns)
         self.connection = connection
         self._connected.set()
@@ -334,8 +334,8 @@ class SimRegistry(SessionClient):
             self._end_session()
 
     def _end_session(self) -> None:
-        if self._session:
-            self._session = 0
+        if self.session_id:
+            self.session_id = 0
             self._certainty.end()
             self._tell(SessionState.OVER)
 

@@ -144,42 +144,43 @@ class Dispatcher(EnginePart):
         rows = rows[is_due]
         rows = rows[np.argsort(self._rows.sequence[rows], kind="stable")]
         gone_out = 0
-        for target, share in self._shares(subject, subject_id, rows, kept):
-            gone_out += self._send_out(subject, subject_id, target, share, kept, now_ms, budget - gone_out)
+        for home_of_share, share in self._shares(subject, subject_id, rows, kept):
+            rest = share
+            while len(rest) and (target := self._target(subject, home_of_share)) is not None:
+                stream = self._stream(subject_id, target, now_ms)
+                if stream.outstanding >= limits.INTENTS_PER_STREAM_MAX:
+                    break
+                if gone_out >= budget:
+                    self.has_more = True
+                    break
+                taken, missing, rest, composer = self._gather(rest)
+                kept.append(missing)
+                if not len(taken):
+                    continue
+                data = composer.encode(stream.producer_id, stream.next_sequence)
+                event = DispatchEvent(
+                    EventKind.INTENT,
+                    subject_id,
+                    ranges_of(self._rows.sequence[taken]),
+                    self._journal.next_number,
+                    stream.producer_id,
+                    stream.next_sequence,
+                    now_ms,
+                    batch.peek(data).crc,
+                    target,
+                )
+                try:
+                    self._commit(subject, [(event, taken, data)])
+                except Refused:  # the dispatch log is behind: these rows wait, too
+                    kept.append(taken)
+                    break
+                self._rows.become(taken, RowState.INTENDED)
+                self._rows.in_wheel[taken] = False
+                gone_out += len(taken)
+            kept.append(rest)
         left = np.concatenate(kept)
         if len(left):
             self.waiting[subject_id] = left
-        return gone_out
-
-    def _send_out(
-        self,
-        subject: Subject,
-        subject_id: int,
-        home: str | None,
-        rows: RowNumbers,
-        kept: list[RowNumbers],
-        now_ms: int,
-        budget: int,
-    ) -> int:
-        """Make intents of these rows and add the others to `kept`. Return how many messages were put into intents."""
-        gone_out = 0
-        while len(rows) and (target := self._target(subject, home)) is not None:
-            stream = self._stream(subject_id, target, now_ms)
-            if stream.outstanding >= limits.INTENTS_PER_STREAM_MAX:
-                break
-            if gone_out >= budget:
-                self.has_more = True
-                break
-            taken, missing, rows, composer = self._gather(rows)
-            kept.append(missing)
-            try:
-                if len(taken):
-                    self._intend(subject, subject_id, target, stream, taken, composer, now_ms)
-            except Refused:  # the dispatch log is behind: these rows wait, too
-                kept.append(taken)
-                break
-            gone_out += len(taken)
-        kept.append(rows)
         return gone_out
 
     # --- keys --------------------------------------------------------------------------------------------------------
@@ -297,33 +298,6 @@ class Dispatcher(EnginePart):
         if stream is None or is_stale:
             return DispatchStream(1 + self._rng.below((1 << _PRODUCER_BITS) - 1), 0, now_ms)
         return stream
-
-    def _intend(
-        self,
-        subject: Subject,
-        subject_id: int,
-        target: str,
-        stream: DispatchStream,
-        rows: RowNumbers,
-        composer: BatchComposer,
-        now_ms: int,
-    ) -> None:
-        number, first = self._journal.next_number, stream.next_sequence
-        data = composer.encode(stream.producer_id, first)
-        event = DispatchEvent(
-            EventKind.INTENT,
-            subject_id,
-            ranges_of(self._rows.sequence[rows]),
-            number,
-            stream.producer_id,
-            first,
-            now_ms,
-            batch.peek(data).crc,
-            target,
-        )
-        self._commit(subject, [(event, rows, data)])
-        self._rows.become(rows, RowState.INTENDED)
-        self._rows.in_wheel[rows] = False
 
     def _commit(self, subject: Subject, made: list[tuple[DispatchEvent, RowNumbers, bytes]]) -> int:
         """Append intents in one record, and give them out. Return where the record ends."""

@@ -308,38 +308,22 @@ class BatchComposer:
         section.append(self._ids.tobytes())
         if self._has & layout.TAGS and _add_lists(columns, self._tags):
             flags |= layout.TAGS
-            tag_filter = _tag_filter(self._tags.texts[0])
+            tags = self._tags.texts[0]
+            data, offsets = tags.data(), list(accumulate(tags.lengths, initial=0))
+            tag_filter = tag_filter_of({data[start:end] for start, end in pairwise(offsets)})
         if self._has & layout.HEADERS and _add_lists(columns, self._headers):
             flags |= layout.HEADERS
         first_ms = self._created_ms[0]
         if self._created_ms.count(first_ms) < self._count:
             flags |= layout.CREATED
             columns.append((np.frombuffer(self._created_ms, np.int64) - first_ms).tobytes())
-        return _sealed(self._count, flags, section, columns, producer_id, first_sequence, first_ms, tag_filter)
-
-
-def _sealed(
-    count: int,
-    flags: int,
-    section: list[bytes],
-    columns: list[bytes],
-    producer_id: int,
-    first_sequence: int,
-    created_ms: int,
-    tag_filter: int,
-) -> bytes:
-    body_bytes = sum(map(len, columns))
-    size = layout.HEADER_BYTES + sum(map(len, section)) + body_bytes
-    head = layout.HEADER.pack(
-        layout.MAGIC, 0, layout.VERSION, layout.HEADER_BYTES, Codec.NONE, count, flags, 0, size, body_bytes, body_bytes,
-        0, 0, 0, producer_id, first_sequence, created_ms, tag_filter,
-    )  # fmt: skip
-    return sealed([head[layout.PREFIX_BYTES :], *section, *columns])
-
-
-def _tag_filter(tags: _Column) -> int:
-    data, offsets = tags.data(), list(accumulate(tags.lengths, initial=0))
-    return tag_filter_of({data[start:end] for start, end in pairwise(offsets)})
+        body_bytes = sum(map(len, columns))
+        size = layout.HEADER_BYTES + sum(map(len, section)) + body_bytes
+        head = layout.HEADER.pack(
+            layout.MAGIC, 0, layout.VERSION, layout.HEADER_BYTES, Codec.NONE, self._count, flags, 0, size, body_bytes,
+            body_bytes, 0, 0, 0, producer_id, first_sequence, first_ms, tag_filter,
+        )  # fmt: skip
+        return sealed([head[layout.PREFIX_BYTES :], *section, *columns])
 
 
 def _add_text(columns: list[bytes], text: _Column) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,13 +118,7 @@ class Rows:
         """Set the place of all rows of one bucket record, in order."""
         self.put_each(rows, file, position, np.arange(len(rows)))
 
-    def put_each(
-        self,
-        rows: RowNumbers,
-        file: int,
-        position: int | NDArray[np.int64] | NDArray[np.uint64],
-        index: NDArray[np.int64],
-    ) -> None:
+    def put_each(self, rows: RowNumbers, file: int, position: int | NDArray[Any], index: NDArray[np.int64]) -> None:
         """Set the places of rows in several records of one file."""
         self.file[rows] = file
         self.position[rows] = position

@@ -237,6 +237,13 @@ def test_a_checkpoint_of_a_copy_whose_clock_is_apart_is_read_and_written_alike()
     assert b"".join(bytes(part) for part in checkpoint.pack(found)) == data
 
 
+def test_a_checkpoint_of_a_store_that_holds_a_jump_of_the_clock_back_is_read_and_written_alike() -> None:
+    data = (FOLDER.parent / "checkpoint-v1-held.ckpt").read_bytes()
+    found = checkpoint.unpack(data)
+    assert (found.aging_ms, found.held_to_ms, found.held_for_ms) == (1_700_000_000_000, 1_700_003_000_000, 2_400_000)
+    assert b"".join(bytes(part) for part in checkpoint.pack(found)) == data
+
+
 def test_it_is_what_it_should_be() -> None:
     """Several segments, both logs, a checkpoint, indexes: or it would prove little."""
     for folder, least in (("messages", 2), ("actions", 2), ("index", 2), ("checkpoints", 1)):

@@ -4,7 +4,7 @@ its whole trace."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -238,3 +238,39 @@ def test_a_copy_that_restarts_again_and_again_while_it_is_filled_loses_no_group(
 @pytest.mark.parametrize("seed", [f"long {number}" for number in range(6)])
 def test_the_disk_use_of_a_longer_life_is_flat(seed: str) -> None:
     _story(seed, 200)
+
+
+@pytest.mark.parametrize(
+    ("crash", "life_min", "hours"),
+    [
+        (Scene.kill, 50, 16),
+        pytest.param(Scene.kill, 50, 60, marks=pytest.mark.slow),
+        pytest.param(Scene.power_cut, 50, 60, marks=pytest.mark.slow),
+        pytest.param(Scene.power_cut, 20, 40, marks=pytest.mark.slow),
+        pytest.param(Scene.restart, 50, 60, marks=pytest.mark.slow),
+    ],
+)
+def test_a_broker_that_ends_within_every_hour_keeps_a_flat_amount_too(
+    crash: Callable[[Scene], Awaitable[None]], life_min: int, hours: int
+) -> None:
+    """No process lives as long as a jump of the clock is held back, and each sees one: the time since the last
+    checkpoint."""
+
+    async def story(scene: Scene) -> None:
+        used: list[int] = []
+        for _ in range(hours * 60 // life_min):
+            workers = [await scene.worker("ann", group=name) for name in GROUPS]
+            for number in range(4):
+                await scene.send(b"%d" % number)
+                for worker in workers:
+                    await worker.ack(await worker.pull())
+            for worker in workers:
+                await worker.leave()
+            await scene.sleep(life_min * 60)
+            used.append(_disk_bytes(scene))
+            assert scene.clock.wall_ms() - scene.broker.store.aging_ms() <= 3 * HOUR_S * 1_000
+            await crash(scene)
+        half = len(used) // 2
+        assert max(used[half:]) <= 1.3 * max(used[half // 2 : half]), used
+
+    Scene(f"ends after {life_min}", options_of(store=STORE_OPTIONS)).play(story)

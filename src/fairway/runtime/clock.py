@@ -19,12 +19,16 @@ soon, and a deleted group does not come back.
 At a start there is nothing to compare with but the time that the previous process wrote down. Code that deletes passes
 that time (`since_ms`), and a clock far ahead of it is held back as well: a long pause and a wrong clock look the same.
 A clock far behind it is believed, unless `holds_back`. Without `since_ms` the wall clock is believed.
+
+A process that ends before it believes a jump hands the jump on (`HeldJump`), so that the waits of both processes add
+up. Otherwise a program that is killed within every hour would never follow its clock.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 
@@ -108,12 +112,27 @@ HOLD_MS = 60_000
 AGE_HOLD_MS = 3_600_000
 
 
+@dataclass(frozen=True, slots=True)
+class HeldJump:
+    """A jump forward that is not believed yet."""
+
+    to_ms: int  # the time now, if the clock is right
+    for_ms: int  # how long it has been held back
+
+
 class Timekeeper:
     """Turns wall and monotonic time into one time without jumps; a `Clock` itself."""
 
     def __init__(
-        self, clock: Clock, *, hold_ms: int = HOLD_MS, since_ms: int | None = None, holds_back: bool = False
+        self,
+        clock: Clock,
+        *,
+        hold_ms: int = HOLD_MS,
+        since_ms: int | None = None,
+        holds_back: bool = False,
+        held: HeldJump | None = None,
     ) -> None:
+        """`held`: the previous process held this jump back when it wrote down `since_ms`."""
         self._clock = clock
         self._hold_ms = hold_ms
         self._holds_back = holds_back
@@ -123,7 +142,11 @@ class Timekeeper:
         self._seen_ms = self._monotonic_ms()
         self._jump_ms = 0  # how far ahead the wall clock is; negative: behind
         self._jumped_at_ms: int | None = None  # monotonic
+        self._is_carried = False  # the jump is a previous process's; the wall clock may be ahead of it by a pause
         self.jumps = 0  # that were held back
+        if held is not None and held.to_ms > self._believed_ms + TOLERANCE_MS:
+            self._jump_ms, self._jumped_at_ms = held.to_ms - self._believed_ms, self._seen_ms - held.for_ms
+            self._is_carried = True
 
     def now_ms(self) -> int:
         """The time by which things are due, or old."""
@@ -132,11 +155,20 @@ class Timekeeper:
         expected_ms = self._believed_ms + passed_ms
         ahead_ms = wall_ms - expected_ms
         far_ms = abs(ahead_ms) if self._holds_back else ahead_ms
-        if far_ms <= TOLERANCE_MS + passed_ms // 1_000 or self._is_confirmed(ahead_ms, seen_ms):
+        if far_ms <= TOLERANCE_MS + passed_ms // 1_000:
             self._jumped_at_ms = None
             expected_ms = wall_ms
+        elif self._is_confirmed(ahead_ms, seen_ms):
+            self._jumped_at_ms = None
+            expected_ms = expected_ms + self._jump_ms if self._is_carried else wall_ms
         self._believed_ms, self._seen_ms = expected_ms, seen_ms
         return expected_ms
+
+    def held(self) -> HeldJump | None:
+        """The jump forward that is held back, as of the last look."""
+        if self._jumped_at_ms is None or self._jump_ms <= 0:
+            return None
+        return HeldJump(self._believed_ms + self._jump_ms, self._seen_ms - self._jumped_at_ms)
 
     def wait_ms(self) -> int | None:
         """Milliseconds until a held-back jump can be confirmed; None: there is none."""
@@ -145,9 +177,11 @@ class Timekeeper:
         return max(self._jumped_at_ms + self._hold_ms - self._monotonic_ms(), 0)
 
     def _is_confirmed(self, ahead_ms: int, seen_ms: int) -> bool:
-        if self._jumped_at_ms is None or abs(ahead_ms - self._jump_ms) > TOLERANCE_MS:
+        further_ms = ahead_ms - self._jump_ms
+        is_same = further_ms >= -TOLERANCE_MS if self._is_carried else abs(further_ms) <= TOLERANCE_MS
+        if self._jumped_at_ms is None or not is_same:
             self.jumps += 1
-            self._jump_ms, self._jumped_at_ms = ahead_ms, seen_ms
+            self._jump_ms, self._jumped_at_ms, self._is_carried = ahead_ms, seen_ms, False
         return seen_ms - self._jumped_at_ms >= self._hold_ms
 
     def wall_ms(self) -> int:

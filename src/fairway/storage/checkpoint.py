@@ -66,6 +66,8 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     verifiers: bytes = b""  # of streams that began with a secret
     action_bounds: dict[int, int] = {}  # by action segment: how far its actions' messages reach in the message log
     pictures: list[int] = []  # positions of GROUPS records in the action log
+    held_to_ms: int = 0  # the time, if a jump of the clock is right that things are not old by yet; 0: there is none
+    held_for_ms: int = 0  # how long processes have held that jump back
 
 
 def file_name(number: int) -> str:
@@ -85,7 +87,8 @@ def numbers(disk: Disk) -> list[int]:
 
 
 def pack(checkpoint: Checkpoint) -> list[Part]:
-    body = msgspec.msgpack.encode(checkpoint)
+    # As a map of the fields that are there: the header of a struct depends on the number of all its fields.
+    body = msgspec.msgpack.encode(msgspec.to_builtins(checkpoint, builtin_types=(bytes, bytearray, memoryview)))
     covered = _COVERED.pack(MAGIC, VERSION, HEADER_BYTES, 0, 0, len(body), checksum(body), 0)
     return [covered, _CRC.pack(checksum(covered)), body]
 

@@ -24,13 +24,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TypeAlias
 
 from fairway import limits
 from fairway.batch import checksum
 from fairway.errors import Code, DiskFull, FairwayError, Refused, WrongDirectory, invariant
-from fairway.runtime.clock import AGE_HOLD_MS, HOLD_MS, Clock, Timekeeper
+from fairway.runtime.clock import AGE_HOLD_MS, HOLD_MS, Clock, HeldJump, Timekeeper
 from fairway.runtime.disk import Disk, File, Part, ReadCompletion
 from fairway.storage import record, segment
 from fairway.storage.flusher import Defer, Durability, Flusher
@@ -48,21 +49,38 @@ class LogClock:
     Append times are ahead if they exceed the later bound. Both bounds follow the clock after an hour.
     """
 
-    def __init__(self, clock: Clock, newest_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        newest_ms: int,
+        aging_ms: int | None,
+        latest_ms: int | None,
+        held: HeldJump | None = None,
+    ) -> None:
         """`newest_ms`: the last append time of the log. `aging_ms` and `latest_ms`: the earliest and the latest time
-        that it can have been when the previous process wrote them down."""
+        that it can have been when the previous process wrote them down. `held`: the jump that it held back then."""
         self._clock = clock
-        self._begin(max(clock.wall_ms(), newest_ms), aging_ms, latest_ms)
+        self._begin(max(clock.wall_ms(), newest_ms), aging_ms, latest_ms, held)
 
-    def _begin(self, dating_ms: int, aging_ms: int | None, latest_ms: int | None) -> None:
+    def _begin(self, dating_ms: int, aging_ms: int | None, latest_ms: int | None, held: HeldJump | None) -> None:
+        hold = partial(Timekeeper, self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, held=held)
         self._dating = Timekeeper(self._clock, holds_back=True, since_ms=dating_ms)
-        self._aging = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=aging_ms)
-        self._latest = Timekeeper(self._clock, hold_ms=AGE_HOLD_MS, holds_back=True, since_ms=latest_ms)
+        self._aging, self._latest = hold(since_ms=aging_ms), hold(since_ms=latest_ms)
 
     def take_over(self, newest_ms: int, written_ms: int) -> None:
         """Continue a log that another process dated until now, by the clock of its machine. `written_ms`: the last time
         that it wrote down. Where the two clocks differ, either may be wrong."""
-        self._begin(max(self._dating.now_ms(), newest_ms), *self._bounds(written_ms))
+        bounds = self._bounds(written_ms)
+        self._begin(max(self._dating.now_ms(), newest_ms), *bounds, self.held(written_ms))
+
+    def held(self, written_ms: int | None = None) -> HeldJump | None:
+        """The jump that a checkpoint records: the earlier bound follows it after an hour in all. `written_ms`: another
+        process dates the log, as for `take_over`; then a jump counts as far as its clock confirms it."""
+        self._bounds()
+        found = self._aging.held()
+        if found is None or written_ms is None:
+            return found
+        return HeldJump(min(found.to_ms, written_ms), found.for_ms)
 
     def _bounds(self, written_ms: int | None = None) -> tuple[int, int]:
         """The earliest and the latest time that it can be now, by this clock and by the other process's last time. Both

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import zip_longest
 
 from fairway.errors import DiskFull, RemoteProtocolError
+from fairway.runtime.clock import HeldJump
 from fairway.runtime.disk import TEMPORARY, Disk
 from fairway.runtime.rng import Rng
 from fairway.storage import action_log, directory, index_file, message_log, recovery, replica_directory, segment
@@ -48,6 +49,12 @@ class RecoveredStore:
     is_new: bool = False  # nothing was ever written to the directory, and it joins no group
     aging_ms: int | None = None  # the earliest time that it can have been when last recorded; None: unknown
     latest_ms: int | None = None  # the latest time that it can have been then
+    held: HeldJump | None = None  # the jump of the clock that was held back then
+
+    @property
+    def times(self) -> tuple[int | None, int | None, HeldJump | None]:
+        """What a `LogClock` begins with."""
+        return self.aging_ms, self.latest_ms, self.held
 
 
 def recover(
@@ -107,6 +114,7 @@ def open_directory(
         is_new=adopt is None and messages_state.end == actions_state.end == 0,
         aging_ms=aging_ms,
         latest_ms=latest_ms,
+        held=HeldJump(known.held_to_ms, known.held_for_ms) if known is not None and known.held_to_ms else None,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from fairway.errors import DiskFull, Misuse, Refused, StorageFault, invariant
+from fairway.runtime.clock import AGE_HOLD_MS, HeldJump
 from fairway.runtime.disk import Disk
 from fairway.storage import log_copies, repair
 from fairway.storage.action_log import ActionLog, ActionView
@@ -21,6 +22,8 @@ from fairway.storage.message_log import MessageLog
 from fairway.storage.open_store import RecoveredStore
 from fairway.storage.record import Record, RecordKind
 from fairway.storage.replica_directory import CatchUp
+
+_HELD_STEP_MS = AGE_HOLD_MS // 12  # how much longer a jump of the clock was held back before a checkpoint records that
 
 
 class ReplicatedStore(ABC):
@@ -43,6 +46,7 @@ class ReplicatedStore(ABC):
         self._checkpointed_ends = opened.checkpointed_ends
         self._checkpointed_epoch = opened.checkpointed_epoch
         self._action_retention = opened.action_retention
+        self._held_recorded_ms = 0  # of the jump of the clock: how long it was held back at the last checkpoint
         self._is_held = False
         self._logs: tuple[Log, Log] = (logs[0].log, logs[1].log)
         self._catch_up = CatchUp(disk, self._logs)
@@ -50,6 +54,10 @@ class ReplicatedStore(ABC):
     @abstractmethod
     def poison(self, fault: StorageFault) -> None:
         """Stop both logs: neither answers any more."""
+
+    @abstractmethod
+    def checkpoint(self, then: Callable[[], None] = lambda: None) -> None:
+        """Write a checkpoint in the background."""
 
     @abstractmethod
     def _begin_epoch(self, epoch: int) -> None:
@@ -175,6 +183,22 @@ class ReplicatedStore(ABC):
         """The times that a checkpoint records; on a replica, by its master's clock too."""
         segments = [each for log in self._logs for each in log.segments]
         return self.time.vouched_ms(segments, self._written_ms() if self.follows else None)
+
+    def _held_jump(self) -> HeldJump | None:
+        """The jump of the clock that a checkpoint records, so that the next process holds it back for the rest of the
+        hour only. Otherwise a broker that is killed within every hour would let nothing go for its age."""
+        held = self.time.held(self._written_ms() if self.follows else None)
+        is_long = held is not None and held.for_ms >= _HELD_STEP_MS
+        self._held_recorded_ms = held.for_ms if held and is_long else 0
+        return held if is_long else None
+
+    def follow_clock(self) -> None:
+        """Look at the clock, regularly: messages dated ahead then begin to age, even if nothing is appended."""
+        self.action_time.wall_ms()
+        self.messages.log.follow_clock(self.time.wall_ms())
+        held = self.time.held()
+        if held is not None and abs(held.for_ms - self._held_recorded_ms) >= _HELD_STEP_MS:
+            self.checkpoint()
 
     def read_chunk(self, log: int, position: int, bytes_max: int) -> log_copies.SegmentChunk | None:
         """Whole synced records of one segment from `position` on, for a replica; the segment's header comes before the

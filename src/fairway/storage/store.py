@@ -73,8 +73,8 @@ class Store(ReplicatedStore):
         self.fault: StorageFault | None = None
         self._disk = disk
         self._clock = clock
-        self.time = LogClock(clock, opened.messages.newest_ms, opened.aging_ms, opened.latest_ms)
-        self.action_time = LogClock(clock, opened.actions.newest_ms, opened.aging_ms, opened.latest_ms)
+        self.time = LogClock(clock, opened.messages.newest_ms, *opened.times)
+        self.action_time = LogClock(clock, opened.actions.newest_ms, *opened.times)
         self._options = options
         self._number = opened.checkpoint_number
         self.is_view_stale = False  # the action log was repaired: only the next start rebuilds the view of it
@@ -442,6 +442,7 @@ class Store(ReplicatedStore):
         views.dedupe.expire(self.aging_ms())
         first_places = cache(partial(views.entries.first_places_from, end))
         aging_ms, latest_ms = self._vouched_ms()
+        held = self._held_jump()
         return Checkpoint(
             number=self._number + 1,
             messages_id=self.identity.messages_id,
@@ -458,6 +459,8 @@ class Store(ReplicatedStore):
             pictures=known.pictures,
             aging_ms=aging_ms,
             latest_ms=latest_ms,
+            held_to_ms=held.to_ms if held else 0,
+            held_for_ms=held.for_ms if held else 0,
         )
 
     def _checkpoint_written(self, written: Checkpoint) -> None:
@@ -518,11 +521,6 @@ class Store(ReplicatedStore):
         """The time by which things are too old to be kept (`LogClock`); on a replica, by its master's clock too."""
         now_ms = self.time.aging_ms()
         return min(now_ms, self._written_ms() or now_ms) if self.follows else now_ms
-
-    def follow_clock(self) -> None:
-        """Look at the clock, regularly: messages dated ahead then begin to age, even if nothing is appended."""
-        self.action_time.wall_ms()
-        self.messages.log.follow_clock(self.time.wall_ms())
 
     def plan_retention(self, owed_from: int | None = None) -> retention.RetentionPlan:
         """Which segments `retain` would drop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairway.runtime.clock import HOLD_MS, ManualClock, Timekeeper
+from fairway.runtime.clock import HOLD_MS, HeldJump, ManualClock, Timekeeper
 
 DAY_MS = 86_400_000
 
@@ -71,3 +71,71 @@ def test_a_second_leap_begins_a_minute_of_its_own() -> None:
     assert time.now_ms() == true_ms + 2 * HOLD_MS - 2
     clock.advance(1)
     assert time.now_ms() == clock.wall_ms()
+
+
+def next_process(clock: ManualClock, before: Timekeeper, pause_ms: int = 0) -> Timekeeper:
+    """A timekeeper that goes on where another one ended."""
+    written_ms, held = before.now_ms(), before.held()
+    clock.advance(pause_ms)
+    return Timekeeper(clock, since_ms=written_ms, holds_back=True, held=held)
+
+
+def test_a_jump_is_held_back_for_as_long_by_two_processes_as_by_one() -> None:
+    clock = ManualClock()
+    time = Timekeeper(clock, holds_back=True)
+    start_ms = clock.wall_ms()
+    clock.jump(DAY_MS)
+    time.now_ms()
+    clock.advance(HOLD_MS // 2)
+    assert time.now_ms() == start_ms + HOLD_MS // 2
+    assert time.held() == HeldJump(clock.wall_ms(), HOLD_MS // 2)
+    time = next_process(clock, time)
+    clock.advance(HOLD_MS // 2 - 1)
+    assert time.now_ms() == start_ms + HOLD_MS - 1
+    clock.advance(1)
+    assert time.now_ms() == clock.wall_ms()
+    assert time.held() is None
+
+
+def test_the_pause_between_two_processes_is_held_back_for_itself() -> None:
+    clock = ManualClock()
+    time = Timekeeper(clock, holds_back=True)
+    clock.jump(DAY_MS)
+    time.now_ms()
+    clock.advance(HOLD_MS // 2)
+    jumped_to_ms = clock.wall_ms()
+    time = next_process(clock, time, pause_ms=DAY_MS)
+    clock.advance(HOLD_MS // 2)
+    assert time.now_ms() == jumped_to_ms + HOLD_MS // 2
+    time.now_ms()
+    clock.advance(HOLD_MS)
+    assert time.now_ms() == clock.wall_ms() == jumped_to_ms + DAY_MS + HOLD_MS // 2 + HOLD_MS
+
+
+def test_a_jump_that_was_put_right_between_two_processes_never_happened() -> None:
+    clock = ManualClock()
+    time = Timekeeper(clock, holds_back=True)
+    start_ms = clock.wall_ms()
+    clock.jump(DAY_MS)
+    time.now_ms()
+    clock.advance(HOLD_MS - 1)
+    time.now_ms()
+    clock.jump(-DAY_MS // 2)  # half of it
+    time = Timekeeper(clock, since_ms=start_ms + HOLD_MS - 1, holds_back=True, held=time.held())
+    time.now_ms()
+    clock.advance(HOLD_MS - 1)
+    assert time.now_ms() == start_ms + 2 * HOLD_MS - 2
+    clock.jump(-DAY_MS // 2)
+    assert time.now_ms() == clock.wall_ms() == start_ms + 2 * HOLD_MS - 2
+    assert time.held() is None
+
+
+def test_processes_that_never_live_as_long_as_a_jump_is_held_back_follow_the_clock() -> None:
+    clock = ManualClock()
+    time = Timekeeper(clock, holds_back=True)
+    for _ in range(50):
+        time = next_process(clock, time, pause_ms=DAY_MS)
+        for _ in range(5):
+            time.now_ms()
+            clock.advance(HOLD_MS // 6)
+        assert clock.wall_ms() - time.now_ms() <= 3 * DAY_MS

@@ -1,13 +1,14 @@
 """`fairway cluster`: the server groups of a cluster, what is wrong with them, and how to drain and remove them.
 
 `--check` also asks every copy over a connection of its own: a process that has died keeps its session at the registry
-for a while.
+for a while, and the registry has figures of the last beat only.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -19,6 +20,7 @@ from fairway.cli.settings import CliOptions
 from fairway.errors import FairwayError
 from fairway.lookup.registries import Inquirer, parse_meta
 from fairway.protocol.admin_messages import BrokerState, Depth, Describe, Described
+from fairway.protocol.delay_messages import DelayTally, Tallied, TransitReport, Which
 from fairway.protocol.route_messages import Copy, GroupRoute, RouteChange, Routed
 from fairway.registry.layout import IN_TRANSIT, MASTER
 from fairway.runtime import host, terminal
@@ -33,18 +35,28 @@ if TYPE_CHECKING:
 
 
 ANSWER_S = 2.0  # for a connection, and again for the answer
+_COUNT_S = 10.0  # for a delay server to count its messages
 _AT_ONCE = 32
 
 
-def ask_copies(found: Routed) -> dict[str, BrokerState | str]:
-    """The answer of each copy about itself by address, or the reason that there is no answer."""
+@dataclass(frozen=True)
+class CopyAnswer:
+    """The answer of a copy about itself."""
 
-    async def ask_all() -> dict[str, BrokerState | str]:
+    state: BrokerState | str  # a sentence: the reason that there is no answer
+    in_transit: list[TransitReport] | str | None = None  # of a delay master; None: the registry's figures have to do
+
+
+def ask_copies(found: Routed) -> dict[str, CopyAnswer]:
+    """The answers by address."""
+
+    async def ask_all() -> dict[str, CopyAnswer]:
         room = asyncio.Semaphore(_AT_ONCE)
+        counting = {group.master for group in found.groups if group.kind == "delay"}
 
-        async def ask(address: str) -> tuple[str, BrokerState | str]:
+        async def ask(address: str) -> tuple[str, CopyAnswer]:
             async with room:
-                return address, await _ask(address)
+                return address, await _ask(address, is_counting=address in counting)
 
         addresses = dict.fromkeys(copy.address for group in found.groups for copy in group.copies if copy.address)
         return dict(await asyncio.gather(*map(ask, addresses)))
@@ -52,34 +64,42 @@ def ask_copies(found: Routed) -> dict[str, BrokerState | str]:
     return asyncio.run(ask_all())
 
 
-async def _ask(address: str) -> BrokerState | str:
+async def _ask(address: str, *, is_counting: bool) -> CopyAnswer:
     inquirer = Inquirer(RealNet(), RealClock(), RealRng(), parse_meta(f"fairway://{address}"), name="fairway check")
     try:
         if not await inquirer.connected(0, ANSWER_S):
-            return str(inquirer.line.trouble or f"no answer in {ANSWER_S:g} s")
-        return (await inquirer.ask(Describe(Depth.SUBJECTS), Described, ANSWER_S)).broker
+            return CopyAnswer(str(inquirer.line.trouble or f"no answer in {ANSWER_S:g} s"))
+        state = (await inquirer.ask(Describe(Depth.SUBJECTS), Described, ANSWER_S)).broker
+        return CopyAnswer(state, await _count(inquirer) if is_counting and state.is_master else None)
     except FairwayError as error:
-        return str(error)
+        return CopyAnswer(str(error))
     finally:
         inquirer.abort()
 
 
+async def _count(inquirer: Inquirer) -> list[TransitReport] | str | None:
+    try:
+        return (await inquirer.ask(DelayTally(Which()), Tallied, _COUNT_S)).in_transit
+    except FairwayError as error:
+        return str(error)
+
+
 FOLLOWER = "follower"
 
-CopyAnswers: TypeAlias = "Mapping[str, BrokerState | str]"
+CopyAnswers: TypeAlias = "Mapping[str, CopyAnswer]"
 
 
 def troubles(found: Routed, answers: CopyAnswers | None = None) -> list[str]:
     """Problems of the cluster, as sentences; none if every group is led and takes messages, and all copies are in sync.
 
-    `answers`: the answer of each copy by address, or a sentence for a copy that does not answer.
+    `answers`: the answer of each copy by address.
     """
     return [
         *(["the registry cannot be reached: nobody knows how it is now"] if found.is_old else []),
         *([] if found.groups else ["there is no group of servers: start brokers with --registry and --group"]),
         *(sentence for group in found.groups for sentence in _of_group(group)),
         *(sentence for group in found.groups for sentence in _of_answers(group, answers or {})),
-        *_in_transit(found),
+        *_in_transit(found, answers or {}),
     ]
 
 
@@ -117,23 +137,26 @@ def _of_role(group: GroupRoute, copy: Copy) -> Iterator[str]:
 def _of_answers(group: GroupRoute, answers: CopyAnswers) -> Iterator[str]:
     """Problems in the answers of copies: a dead process keeps its session for a while."""
     for copy in group.copies:
-        answer = answers.get(copy.address)
         name = f"copy {copy.directory} of group {group.name}, at {copy.address},"
+        if copy.address not in answers:
+            continue
+        counted, answer = answers[copy.address].in_transit, answers[copy.address].state
+        if isinstance(counted, str):
+            yield f"{name} does not say how many delayed messages wait for broker groups: {counted}"
         if isinstance(answer, str):
             yield f"{name} does not answer, though its session at the registry lives: {answer}"
-        elif answer is None:
-            continue
         elif copy.address == group.master and not answer.is_master:
             yield f"{name} has taken over and is not open to clients yet: it waits until all it has is committed"
         elif answer.epoch < group.epoch:
             yield f"{name} has seen epoch {answer.epoch}, and its group is at {group.epoch}: it catches up"
 
 
-def _in_transit(found: Routed) -> Iterator[str]:
+def _in_transit(found: Routed, answers: CopyAnswers) -> Iterator[str]:
     """Delayed messages that wait for a broker group that needs help to come back."""
     groups = {group.name: group for group in found.groups}
-    for target, messages in sorted(in_transit(found).items()):
-        known = groups.get(target)
+    for target, reports in sorted(in_transit(found, answers).items()):
+        known, messages = groups.get(target), sum(each.messages for each in reports.values())
+        away_from = [name for name, each in reports.items() if not each.is_reachable]
         what = f"{messages:,} delayed {'message waits' if messages == 1 else 'messages wait'} for broker group {target}"
         if known is None:
             yield f"{what}, which is gone: `fairway delay retry --group {target} --may-repeat` sends them elsewhere"
@@ -141,19 +164,29 @@ def _in_transit(found: Routed) -> Iterator[str]:
             yield f"{what}, which has no master: start its servers"
         elif known.is_draining:
             yield f"{what}, which is being drained: it takes them while its servers run"
+        elif away_from:
+            yield f"{what}, which cannot be reached from the delay servers of {', '.join(away_from)}"
 
 
-def in_transit(found: Routed) -> dict[str, int]:
-    """Due delayed messages that may not be stored yet, by broker group: the last reports of the delay masters."""
-    waiting: dict[str, int] = {}
+def in_transit(found: Routed, answers: CopyAnswers) -> dict[str, dict[str, TransitReport]]:
+    """Due delayed messages that may not be stored yet, by broker group and delay group. Without an answer of the delay
+    master its last report to the registry counts, which may be some seconds old."""
+    waiting: dict[str, dict[str, TransitReport]] = {}
     for group in found.groups:
         for copy in group.copies:
             if group.kind == "delay" and copy.address == group.master:
-                for name, value in copy.load.items():
-                    if name.startswith(IN_TRANSIT):
-                        target = name.removeprefix(IN_TRANSIT)
-                        waiting[target] = waiting.get(target, 0) + int(value)
+                answer = answers.get(copy.address)
+                counted = None if answer is None else answer.in_transit
+                for each in counted if isinstance(counted, list) else _reported(copy):
+                    waiting.setdefault(each.group, {})[group.name] = each
     return waiting
+
+
+def _reported(copy: Copy) -> Iterator[TransitReport]:
+    """Reports of before say nothing of whether the broker group is reached."""
+    for name, value in copy.load.items():
+        if name.startswith(IN_TRANSIT):
+            yield TransitReport(name.removeprefix(IN_TRANSIT), int(value), is_reachable=True)
 
 
 def _away(group: GroupRoute, copy: Copy) -> str:

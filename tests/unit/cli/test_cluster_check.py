@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fairway.cli.cluster import troubles
+from fairway.cli.cluster import CopyAnswer, troubles
 from fairway.protocol.admin_messages import BrokerState
+from fairway.protocol.delay_messages import TransitReport
 from fairway.protocol.route_messages import Copy, GroupRoute, Routed
 
 MASTER = Copy("a1", "h:1", "master", is_in_sync=True)
@@ -62,7 +63,7 @@ BEHIND = msgspec.structs.replace(STATE, is_master=False)
     ],
 )  # fmt: skip
 def test_what_copies_say_themselves_counts(answers: dict[str, BrokerState | str], said: list[str]) -> None:
-    assert troubles(found(EAST), answers) == said
+    assert troubles(found(EAST), {address: CopyAnswer(each) for address, each in answers.items()}) == said
 
 
 @pytest.mark.parametrize(
@@ -115,6 +116,33 @@ def test_delayed_messages_that_wait_for_a_group_have_their_sentence(
     follows = Copy("c2", "h:6", "follower", is_in_sync=True, load={"in_transit/east": 9.0})  # of an earlier reign
     delay = GroupRoute("d1", "delay", 1, "h:5", ["h:6"], is_writable=True, copies=[leads, follows])
     assert troubles(found(msgspec.structs.replace(EAST, **changes), delay)) == said
+
+
+@pytest.mark.parametrize(
+    ("load", "counted", "said"),
+    [
+        ({}, [TransitReport("west", 5, is_reachable=False)],
+         [("5 delayed messages wait for broker group west, which is gone: "
+          "`fairway delay retry --group west --may-repeat` sends them elsewhere")]),
+        ({}, [TransitReport("east", 1, is_reachable=False)],
+         ["1 delayed message waits for broker group east, which cannot be reached from the delay servers of d1"]),
+        ({}, [TransitReport("east", 5, is_reachable=True)], []),
+        ({"in_transit/west": 5.0}, [], []),
+        ({"in_transit/west": 5.0}, None,
+         [("5 delayed messages wait for broker group west, which is gone: "
+          "`fairway delay retry --group west --may-repeat` sends them elsewhere")]),
+        ({}, "it is starting",
+         [("copy c1 of group d1, at h:5, does not say how many delayed messages wait for broker groups: "
+           "it is starting")]),
+    ],
+)  # fmt: skip
+def test_the_count_of_a_delay_master_is_newer_than_its_report(
+    load: dict[str, float], counted: list[TransitReport] | str | None, said: list[str]
+) -> None:
+    leads = Copy("c1", "h:5", "master", is_in_sync=True, load=load)
+    delay = GroupRoute("d1", "delay", 1, "h:5", [], is_writable=True, copies=[leads])
+    state = msgspec.structs.replace(STATE, epoch=1)
+    assert troubles(found(EAST, delay), {"h:5": CopyAnswer(state, counted)}) == said
 
 
 def test_a_cluster_of_which_nothing_is_known_is_not_well() -> None:

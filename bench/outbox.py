@@ -62,9 +62,7 @@ METADATA = sa.MetaData()
 ACCOUNT = sa.Table(
     "account", METADATA, sa.Column("id", sa.Integer, primary_key=True), sa.Column("balance", sa.BigInteger)
 )
-UNHELD_LOTS = sa.Table(
-    "stock", METADATA, sa.Column("id", sa.Integer, primary_key=True), sa.Column("left_over", sa.Integer)
-)
+STOCK = sa.Table("stock", METADATA, sa.Column("id", sa.Integer, primary_key=True), sa.Column("left_over", sa.Integer))
 ORDER = sa.Table(
     "purchase",
     METADATA,
@@ -163,16 +161,14 @@ class AsQmq(RowOnly):
 
 def transaction(engine: sa.Engine, number: int, way: Way) -> None:
     """Five statements, and what the way adds."""
-    account, unheld_lots = number * 7 % ACCOUNTS + 1, number * 13 % ACCOUNTS + 1
+    account, stock = number * 7 % ACCOUNTS + 1, number * 13 % ACCOUNTS + 1
     with engine.begin() as connection:
         balance = connection.execute(sa.select(ACCOUNT.c.balance).where(ACCOUNT.c.id == account)).scalar_one()
         connection.execute(ACCOUNT.update().where(ACCOUNT.c.id == account).values(balance=balance - 1))
         made = connection.execute(ORDER.insert().values(account_id=account, note="a purchase"))
         [purchase] = made.inserted_primary_key or (0,)
-        connection.execute(LINE.insert().values(purchase_id=purchase, unheld_lots_id=unheld_lots))
-        connection.execute(
-            UNHELD_LOTS.update().where(UNHELD_LOTS.c.id == unheld_lots).values(left_over=UNHELD_LOTS.c.left_over - 1)
-        )
+        connection.execute(LINE.insert().values(purchase_id=purchase, stock_id=stock))
+        connection.execute(STOCK.update().where(STOCK.c.id == stock).values(left_over=STOCK.c.left_over - 1))
         token = way.within(connection)
     way.after(token)
 
@@ -267,7 +263,7 @@ def prepare(database: str) -> None:
     with engine.begin() as connection:
         numbers = range(1, ACCOUNTS + 1)
         connection.execute(ACCOUNT.insert(), [{"id": each, "balance": 1_000_000} for each in numbers])
-        connection.execute(UNHELD_LOTS.insert(), [{"id": each, "left_over": 1_000_000} for each in numbers])
+        connection.execute(STOCK.insert(), [{"id": each, "left_over": 1_000_000} for each in numbers])
     engine.dispose()
 
 

@@ -17,7 +17,7 @@ $(READY): again
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: again help java databases run cluster test spark check sim crash bench fuzz docs audit clean
+.PHONY: again help java databases run cluster test slow spark check sim crash bench fuzz docs audit clean
 .NOTPARALLEL:
 
 help: ## this list
@@ -32,6 +32,10 @@ cluster: $(READY) java ## a whole cluster on this machine, live: kill something 
 test: check java databases ## check, then every test that is not marked slow  (ARGS="tests/unit -k name")
 	@echo "make test: pytest, $(JOBS) at a time"
 	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+
+slow: $(READY) java databases ## every slow test but Spark's
+	@echo "make slow: pytest, slow tests, $(JOBS) at a time"
+	@$(py) -m pytest -q -n $(JOBS) --dist loadgroup -m slow --ignore=tests/spark --ignore=tests/test_docs.py tests $(ARGS)
 
 spark: $(READY) java ## every test on Spark: its pages, a standalone cluster and killed drivers too
 	@echo "make spark: pytest, Spark"

@@ -214,7 +214,10 @@ def _keyboard() -> int | None:
     if sys.platform == "win32" or not sys.stdin.isatty():
         return None
     descriptor = sys.stdin.fileno()
-    return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
+    try:
+        return descriptor if os.tcgetpgrp(descriptor) == os.getpgrp() else None
+    except OSError:  # a terminal of another session, as after `setsid`: it has no foreground for this process
+        return None
 
 
 def _watch_keys(descriptor: int, key: str, ending: Ending, is_over: threading.Event) -> None:

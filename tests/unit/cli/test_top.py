@@ -113,3 +113,32 @@ def test_a_key_ends_it(cli: Cli, key: str) -> None:
         process.kill()
         process.wait()
         os.close(outer)
+
+
+def test_a_terminal_that_is_not_its_own_has_no_key(cli: Cli) -> None:
+    """As after `setsid`, or below a supervisor: the process has no foreground to be in. A signal ends it."""
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fairway", "top", "--interval-s", "0.1"],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "FAIRWAY_URL": cli.url, "TERM": "xterm", "COLUMNS": "80"},
+    )
+    os.close(inner)
+    try:
+        said = b""
+        with suppress(OSError):  # the other side has closed it
+            while b"sync" not in said:
+                said += os.read(outer, 4_096)
+        assert b"sync" in said, said.decode()
+        process.terminate()
+        with suppress(OSError):
+            while os.read(outer, 4_096):
+                pass
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(outer)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fairway.groups import AfterDead, Coalesce, GroupConfig, Order, Range
+from fairway.groups import AfterDead, Coalesce, GroupConfig, Handout, Order, Range
 from fairway.groups.lots import Lot
 
 MS_NS = 1_000_000
@@ -54,6 +54,7 @@ class Model:
     resting: dict[int, int] = field(default_factory=dict)  # keys, until when
     now_ms: int = 0
     declined_count: int = 0
+    hungry: set[str] = field(default_factory=set)  # members whose last pull found nothing
 
     @property
     def is_keyed(self) -> bool:
@@ -109,6 +110,14 @@ class Model:
         arrived = self.members[name].arrived
         return {each.number for each in self.held_by(name).values() if each.number > arrived}
 
+    def give_up_loose(self, name: str, number: int) -> None:
+        """Of a response that did not arrive: what follows a message that is not this member's any more is parked."""
+        for at, message in sorted(self.held_by(name).items()):
+            before = [self.open[each] for each in self.out_of(message.key) if each < at]
+            is_loose = any((each.owner, each.attempt) != (name, 1) for each in before)
+            if self.is_keyed and message.number == number and message.attempt == 1 and is_loose:
+                self.fail(at, counts=False, due_ms=0)
+
     # --- membership
 
     def hear(self, name: str, arrived: int, now_ns: int) -> None:
@@ -125,6 +134,7 @@ class Model:
         for at in self.held_by(name):
             self.fail(at, counts=counts, due_ms=0)
         del self.members[name]
+        self.hungry.discard(name)
 
     def fail(self, at: int, *, counts: bool, due_ms: int, is_said: bool = False) -> None:
         """What follows another has not been begun, unless its consumer says so: that is no attempt."""
@@ -153,6 +163,7 @@ class Model:
 
     def begin_life(self, end: int, now_ns: int) -> None:
         self.recovered_end = end
+        self.hungry.clear()
         for member in self.members.values():
             member.renewed_ns = now_ns
             member.arrived = 0
@@ -171,23 +182,84 @@ class Model:
         is_plain = config.order is Order.KEY and config.coalesce is Coalesce.NONE and not config.rate_per_key
         return asked - 1 if is_plain and config.max_handling_ms is None else 0
 
-    def led(self, heads: Iterable[int]) -> dict[int, int]:
-        """Keys that may have a run behind these, and how long it is so far."""
+    def led(self, heads: Iterable[int]) -> set[int]:
+        """Keys that may have a run behind these."""
         open_ = [self.open[at] for at in heads if self.open[at].attempt == 1]
-        return {each.key: 0 for each in open_ if len(self.out_of(each.key)) == 1}
+        return {each.key for each in open_ if len(self.out_of(each.key)) == 1}
 
-    def grow(self, runs: dict[int, int], most: int, room: int) -> int:
+    def extendable(self, name: str, most: int) -> dict[int, int]:
+        """Keys that this member has all to itself, and how many more may go out behind what it has."""
+        found = {}
+        for key in {each.key for each in self.open.values()} - {0} - self.halted:
+            out, parked = self.out_of(key), self.parked_of(key)
+            is_its = all((self.open[at].owner, self.open[at].attempt) == (name, 1) for at in out)
+            if out and is_its and all(at > out[-1] for at in parked):
+                found[key] = max(most - len(out) + 1, 0)
+        return found
+
+    def grow(self, runs: dict[int, int], rooms: Mapping[int, int], room: int) -> int:
         """Runs get longer by what is parked, in equal shares; how many messages that is."""
-        ends = {key: min(most, len(self.parked_of(key))) for key in runs}
-        growing = [key for key, end in ends.items() if end > runs[key]]
-        share = room // max(len(growing), 1)
+        ends = {key: min(most, len(self.parked_of(key))) for key, most in rooms.items()}
         before = sum(runs.values())
-        for key in growing:
-            runs[key] = min(runs[key] + share, ends[key])
+        while room > 0 and (growing := [key for key in ends if ends[key] > runs.get(key, 0)]):
+            if room < len(growing):  # the oldest
+                growing = sorted(growing, key=lambda key: self.parked_of(key)[runs.get(key, 0)])[:room]
+            share = room // len(growing)
+            for key in growing:
+                longer = min(share, ends[key] - runs.get(key, 0))
+                runs[key] = runs.get(key, 0) + longer
+                room -= longer
         return sum(runs.values()) - before
 
+    def choose_by_key(
+        self,
+        keys: Mapping[int, int],
+        name: str,
+        again: set[int],
+        fresh: range,
+        most: int,
+        asked: int,
+        *,
+        extends: bool,
+    ) -> tuple[set[int], set[int], set[int], dict[int, int], dict[int, int]]:
+        """Fresh messages that go out as heads, are parked, are declined; how many of each key go out behind others so
+        far, and how many may."""
+        run_max = self.run_max(asked)
+        may_extend = extends and run_max > 0 and not self.hungry - {name}
+        rooms = self.extendable(name, run_max) if may_extend else {}
+        rooms |= dict.fromkeys(self.led(again), run_max)
+        behind_max = most if may_extend else most // 2
+        runs: dict[int, int] = {}
+        grown = self.grow(runs, rooms, min(behind_max, most - len(again)))
+        room = most - len(again) - grown
+        chosen, parked, declined, followed = self.choose(
+            keys, fresh.start, fresh.stop, room, run_max, behind_max - grown, rooms
+        )
+        runs |= {key: followed.count(key) for key in followed}
+        return chosen, parked, declined, runs, rooms
+
+    def note_hunger(self, name: str, *, is_hungry: bool) -> None:
+        if self.is_keyed:
+            (self.hungry.add if is_hungry else self.hungry.discard)(name)
+
+    def check_runs(self, following: Iterable[int], name: str) -> None:
+        """The promise about runs: what comes before them and is not over is in the same hands, and has not failed."""
+        for at in following:
+            before = [self.open[each] for each in self.out_of(self.open[at].key) if each < at]
+            assert all((each.owner, each.attempt) == (name, 1) for each in before), (
+                f"{at} goes to {name} behind {before}"
+            )
+            assert not any(each < at for each in self.parked_of(self.open[at].key)), f"{at} overtakes"
+
     def choose(
-        self, keys: Mapping[int, int], first: int, end: int, most: int, run_max: int, behind_max: int
+        self,
+        keys: Mapping[int, int],
+        first: int,
+        end: int,
+        most: int,
+        run_max: int,
+        behind_max: int,
+        rooms: Mapping[int, int],
     ) -> tuple[set[int], set[int], set[int], list[int]]:
         """Of fresh messages by key: those that go out, are parked, are declined; what lies behind is not looked at. And
         the keys of those that are parked and go out all the same."""
@@ -212,7 +284,8 @@ class Model:
                 parked.add(at)
                 waiting[key] = at
                 is_led = key in {keys.get(each, 0) for each in chosen}
-                if is_led and followed.count(key) < run_max and len(followed) < behind_max:
+                longest = run_max if is_led else 0 if self.parked_of(key) else rooms.get(key, 0)
+                if followed.count(key) < longest and len(followed) < behind_max:
                     followed.append(key)
             else:
                 chosen.add(at)
@@ -349,6 +422,14 @@ class Model:
         self.skipped.update(range(to))
         self.cursor = to
         self.recovered_end = 0
+
+
+@dataclass
+class Client:
+    """What a consumer knows by itself."""
+
+    arrived: int = 0
+    lots: list[Handout] = field(default_factory=list)
 
 
 @dataclass

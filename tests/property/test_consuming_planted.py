@@ -16,6 +16,7 @@ from fairway.protocol.lots import ConsumerLot
 from fairway.protocol.messages import Joined
 from fairway.protocol.settlements import Settling
 from tests.property.test_consuming_model import Consumers
+from tests.property.test_consuming_runs import KeyedConsumers
 
 
 class HandsOutWhatIsHeld(ConsumerSession):
@@ -56,10 +57,10 @@ class SettlesUnderTheOldName(ConsumerSession):
         super().__init__(*args, **kwargs)
         gather = self._settler.gather
 
-        def forgetful(now_ns: int) -> None:
+        def forgetful(now_ns: int, *, is_urgent: bool) -> None:
             for lot in self._unacked:
                 lot.heirs.clear()
-            gather(now_ns)
+            gather(now_ns, is_urgent=is_urgent)
 
         self._settler.gather = forgetful  # type: ignore[method-assign]
 
@@ -84,6 +85,24 @@ class TrustingLease(Lease):
         return True
 
 
+class ForgetsTails(ConsumerSession):
+    """A message that comes behind those of an earlier response begins at once."""
+
+    def _on_pulled(self, *args: Any) -> None:
+        self._behind._tail_lots.clear()
+        super()._on_pulled(*args)
+
+
+class BeginsBehindFailures(ConsumerSession):
+    """A message that comes behind a failed one of an earlier response begins at once."""
+
+    def _on_pulled(self, *args: Any) -> None:
+        lots, sequences = self._behind._tail_lots, self._behind._tail_sequences
+        for key in [key for key in lots if sequences[key] - lots[key].first in lots[key].failed]:
+            del lots[key]
+        super()._on_pulled(*args)
+
+
 PLANTED = (
     TrustsEveryBroker,
     HandsOutWhatIsHeld,
@@ -94,11 +113,19 @@ PLANTED = (
 )
 
 
-@pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.__name__)
-def test_a_planted_fault_is_found(fault: type[ConsumerSession]) -> None:
-    class Planted(Consumers):
+@pytest.mark.parametrize(
+    ("fault", "consumers"),
+    [
+        *((fault, Consumers) for fault in PLANTED),
+        (ForgetsTails, KeyedConsumers),
+        (BeginsBehindFailures, KeyedConsumers),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_planted_fault_is_found(fault: type[ConsumerSession], consumers: type[Consumers]) -> None:
+    class Planted(consumers):  # type: ignore[valid-type,misc]
         kind = fault
-        seek = None  # type: ignore[assignment]  # no rule: a seek hands out again what was acked, and excuses the fault
+        seek = None  # no rule: a seek hands out again what was acked, and excuses the fault
 
     with pytest.raises((AssertionError, InvariantViolated)):
         run_state_machine_as_test(

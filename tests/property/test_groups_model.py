@@ -7,7 +7,6 @@ crashes and loses the events that nobody waited for. Every message must be in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -32,7 +31,7 @@ from fairway.groups import (
 )
 from fairway.groups.lots import ranges_of
 from fairway.names import ConsumerName
-from tests.property.group_model import MS_NS, Held, Model, Moment, failed_of, response_of, sequences
+from tests.property.group_model import MS_NS, Client, Held, Model, Moment, failed_of, response_of, sequences
 
 NAMES = ("ann", "bob", "cid")
 LEASE_MS = 1_000
@@ -40,14 +39,6 @@ Ranges: TypeAlias = Sequence[Range]
 UNAWAITED = {ActionKind.PULL, ActionKind.EXPIRE, ActionKind.CURSOR, ActionKind.PARK}
 KEYS = (0, 1, 1, 2, 2, 3, 4, 5, 6, 7)  # of messages: some have none, and two come often
 RUNS = (1, 2, 100)  # messages of one key that a consumer keeps apart by itself
-
-
-@dataclass
-class Client:
-    """What a consumer knows by itself."""
-
-    arrived: int = 0
-    lots: list[Handout] = field(default_factory=list)
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -182,15 +173,15 @@ class GroupMachine(RuleBasedStateMachine):
         self.model.join(name, arrived, self.now_ns)
         self.remember(is_awaited=True)
 
-    @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15), skip=st.integers(0, 3))
-    def pull(self, name: str, most: int, skip: int) -> None:
-        self.take_in(name, self.pull_some(name, most, skip, RUNS[most % len(RUNS)]))
+    @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15), skip=st.integers(0, 3), extends=st.booleans())
+    def pull(self, name: str, most: int, skip: int, extends: bool) -> None:
+        self.take_in(name, self.pull_some(name, most, skip, RUNS[most % len(RUNS)], extends=extends))
 
     @rule(name=st.sampled_from(NAMES), most=st.integers(1, 15))
     def pull_and_lose(self, name: str, most: int) -> None:
-        self.pull_some(name, most, 0, RUNS[most % len(RUNS)])
+        self.pull_some(name, most, 0, RUNS[most % len(RUNS)], extends=most % 2 == 0)
 
-    def pull_some(self, name: str, most: int, skip: int, run_max: int) -> PullDecision:
+    def pull_some(self, name: str, most: int, skip: int, run_max: int, *, extends: bool) -> PullDecision:
         first = min(self.group.cursor + (skip if skip > 1 else 0), max(self.end, self.group.cursor))
         fresh = (first, max(self.end - first, 0))
         client = self.clients[name]
@@ -203,11 +194,13 @@ class GroupMachine(RuleBasedStateMachine):
             now_ms=self.now_ms,
             keys=[self.keys.get(at, 0) for at in range(first, self.end)] if self.model.is_keyed else (),
             run_max=run_max,
+            extends_runs=extends,
         )
         note(f"{name} pulls: {pulled}")
         self.happen(pulled)
-        self.check_pulled(name, pulled, most, first, run_max)
-        assert pulled.is_durable_first == (self.model.config.is_ordered and bool(pulled.lots) and not pulled.is_again)
+        self.check_pulled(name, pulled, most, first, run_max, extends=extends)
+        is_new = bool(pulled.events if pulled.is_again else pulled.lots)
+        assert pulled.is_durable_first == (self.model.config.is_ordered and is_new and bool(pulled.lots))
         self.remember(is_awaited=pulled.is_durable_first)
         self.said += pulled.lots
         return pulled
@@ -216,7 +209,9 @@ class GroupMachine(RuleBasedStateMachine):
         returned = {at for at in ready if not self.model.open[at].due_ms}
         assert not returned or min(returned) in handed, "what is handed back goes by its sequence"
 
-    def check_pulled(self, name: str, pulled: PullDecision, most: int, first: int, run_max: int) -> None:
+    def check_pulled(
+        self, name: str, pulled: PullDecision, most: int, first: int, run_max: int, *, extends: bool
+    ) -> None:
         model = self.model
         if name not in model.members:
             assert pulled.outcome is GroupOutcome.NOT_A_MEMBER
@@ -227,16 +222,13 @@ class GroupMachine(RuleBasedStateMachine):
             return
         handed = {at for lot in pulled.lots for at in sequences(lot.ranges)}
         assert len(handed) == sum(count for lot in pulled.lots for _, count in lot.ranges), "handed out twice at once"
-        unarrived = model.unarrived(name)
-        assert pulled.is_again == bool(unarrived)
-        if unarrived:
-            assert pulled.number == min(unarrived)
-            assert handed == {at for at, each in model.held_by(name).items() if each.number == pulled.number}
-            behind = {at for lot in pulled.lots if lot.is_behind for at in sequences(lot.ranges)}
-            assert {at for at in handed if model.follows(at)} <= behind
+        if unarrived := model.unarrived(name):
+            self.check_again(name, pulled, handed, min(unarrived))
             return
+        assert not pulled.is_again
         if model.is_paused or name in model.paused:
             assert pulled.outcome is GroupOutcome.PAUSED
+            model.hungry.discard(name)
             return
         if model.is_strict and name != next(iter(model.members)):
             assert pulled.outcome is GroupOutcome.STANDBY
@@ -254,12 +246,11 @@ class GroupMachine(RuleBasedStateMachine):
             ready = model.ready_strictly(self.now_ms)
             order = [at for lot in pulled.lots for first_, count in lot.ranges for at in range(first_, first_ + count)]
             assert order == sorted(order)
-        again, runs, followed = handed & ready, dict[int, int](), list[int]()
+        again, runs, rooms = handed & ready, dict[int, int](), dict[int, int]()
         if model.is_keyed:
-            runs, run_max = model.led(again), model.run_max(run_max)
-            grown = model.grow(runs, run_max, min(most // 2, most - len(again)))
-            room = most - len(again) - grown
-            fresh, parked, declined, followed = model.choose(self.keys, first, end, room, run_max, most // 2 - grown)
+            fresh, parked, declined, runs, rooms = model.choose_by_key(
+                self.keys, name, again, range(first, end), most, run_max, extends=extends
+            )
             assert handed & fresh == fresh
         else:
             self.check_returned(handed, ready)
@@ -278,14 +269,24 @@ class GroupMachine(RuleBasedStateMachine):
         waiting = {each.key for each in model.open.values() if each.place != "held"}
         assert {self.keys[at] for at in declined} <= waiting, "declined, and nobody does what it asks for"
         if model.is_keyed:
-            runs |= {key: followed.count(key) for key in model.led(handed) if key not in runs}
-            model.grow(runs, run_max, most - len(handed) - sum(runs.values()))
+            rooms |= dict.fromkeys(model.led(handed & fresh), model.run_max(run_max))
+            model.grow(runs, rooms, most - len(handed) - sum(runs.values()))
         following = [at for key, length in runs.items() for at in model.parked_of(key)[:length]]
+        assert len(handed) + len(following) <= most
         lots = [lot for lot in pulled.lots if lot.is_behind]
         assert [at for lot in lots for at in sorted(sequences(lot.ranges))] == sorted(following)
-        assert len(handed) + len(following) <= most
         for lot in lots:
             self.hand_out(name, lot, pulled.number)
+        model.check_runs(following, name)
+        model.note_hunger(name, is_hungry=pulled.outcome is GroupOutcome.EMPTY)
+
+    def check_again(self, name: str, pulled: PullDecision, handed: set[int], number: int) -> None:
+        model = self.model
+        model.give_up_loose(name, number)
+        assert handed == {at for at, each in model.held_by(name).items() if each.number == number}
+        assert (pulled.is_again, pulled.number) == ((True, number) if handed else (False, 0))
+        behind = {at for lot in pulled.lots if lot.is_behind for at in sequences(lot.ranges)}
+        assert {at for at in handed if model.follows(at)} <= behind
 
     def hand_out(self, name: str, lot: Handout, number: int) -> None:
         model, members = self.model, sorted(sequences(lot.ranges))
@@ -584,7 +585,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def work_once(self) -> None:
         for name in NAMES:
-            pulled = self.pull_some(name, 15, 0, 3)
+            pulled = self.pull_some(name, 15, 0, 3, extends=True)
             self.take_in(name, pulled)
             for lot in pulled.lots:
                 self.settle_exactly(name, SettleVerdict.ACK, lot, lot.ranges, after_ms=None, draw=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from fairway.errors import InvariantViolated
 from fairway.group_events import ActionKind, GroupEvent
 from fairway.groups import GroupStateMachine, PullDecision, SettleDecision, SettleVerdict
 from fairway.groups.attempts import added, failed
+from fairway.groups.keys import Keys
 from fairway.groups.lots import mask_of
 from tests.property.test_groups_model import GroupMachine
 from tests.property.test_ordered_groups import CoalescingMachine, OrderedMachine, RunsMachine, StrictMachine
@@ -104,6 +106,20 @@ class LosesRunsInTheSnapshot(GroupStateMachine):
         return group
 
 
+class ExtendsRunsOfOthers(GroupStateMachine):
+    def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
+        with patch.object(Keys, "is_all_in", lambda keys, key, _: key not in keys.halted):
+            return super().pull(*args, **kwargs)
+
+
+class RepeatsWhatFollowsNothing(GroupStateMachine):
+    """A lost response comes again with messages behind those that others have by now."""
+
+    def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
+        with patch.object(Keys, "loose", lambda _, held: held - held):
+            return super().pull(*args, **kwargs)
+
+
 class SeesNoKeys(GroupStateMachine):
     def pull(self, *args: Any, **kwargs: Any) -> PullDecision:
         kwargs["keys"] = [0] * len(kwargs["keys"])
@@ -152,6 +168,8 @@ ORDERED = (
     (LetsTheNextPassOneThatFailed, OrderedMachine),
     (CountsWhatWasNotBegun, RunsMachine),
     (LosesRunsInTheSnapshot, RunsMachine),
+    (ExtendsRunsOfOthers, RunsMachine),
+    (RepeatsWhatFollowsNothing, RunsMachine),
     (SeesNoKeys, OrderedMachine),
     (LosesWhatIsParkedInTheSnapshot, OrderedMachine),
     (LetsTheYoungestGoFirst, StrictMachine),

@@ -431,8 +431,9 @@ class Consumer:
         subject, group, name = self._place
         messages_max = 1 + self._rng.below(1 + self._rng.below(120))
         run_max = RUN_MAX if self._arrived % 3 else 1  # some know nothing of runs
+        extends_runs = self._arrived % 3 == 1 and not self._unsure  # what has failed is known to the broker
         most = {"messages_max": messages_max, "wait_ms": wait_ms, "run_max": run_max}
-        pull = client.pull(subject, group, name, arrived=self._arrived, **most)
+        pull = client.pull(subject, group, name, arrived=self._arrived, extends_runs=extends_runs, **most)
         try:
             delivery, asked_ns = await self._link.ask("a delivery", pull, wait_ms=wait_ms)
         except Ended:
@@ -443,7 +444,7 @@ class Consumer:
         owner = self._owner.private() if delivery.is_inbox else self._owner
         self.holder.attempts = attempts_of(delivery)
         self.holder.behind = {each for lot in delivery.lots if lot.is_behind for each in sequences_of(lot)}
-        if self.holder.behind:
+        if owner.order == "key":
             self._keys[delivery.is_inbox].update((at, key_of(each)) for at, each in delivery.payloads.items())
         self._truth.note_delivery(owner, self.holder, delivery.payloads, asked_ns=asked_ns, now_ns=now_ns)
         if delivery.lots:

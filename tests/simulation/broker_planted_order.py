@@ -14,6 +14,7 @@ from fairway.groups.keys import Keys
 from fairway.groups.lots import Lot
 from fairway.groups.members import Roster
 from fairway.groups.pull import OrderedSelection, Room
+from fairway.groups.runs import Runs
 from fairway.groups.state import GroupState
 from tests.simulation.planted import swapped
 
@@ -51,7 +52,7 @@ def key_sees_no_one_before_it() -> AbstractContextManager[None]:
     def choose(
         keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, *rest: object
     ) -> OrderedSelection:
-        return right(Keys(), first, fresh, room, config, (), 0)
+        return right(Keys(), first, fresh, room, config, (), 0, Runs(Keys(), 0))
 
     return swapped(pull, "choose", choose)
 

@@ -342,7 +342,7 @@ class Truth:
                     continue
                 handed = owner.handed.get(earlier)
                 is_its = handed is not None and handed.holder is holder and handed.reason not in ("retry", "release")
-                if owner.order == "strict" and is_its:  # so far as is known
+                if (owner.order == "strict" or is_behind) and is_its:  # so far as is known
                     continue
                 if owner.order == "merged":
                     continue

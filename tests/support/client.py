@@ -110,8 +110,9 @@ class Client(asyncio.Protocol):
         messages_max: int = 1_000,
         wait_ms: int = 0,
         run_max: int = 1,
+        extends_runs: bool = False,
     ) -> Delivery:
-        pull = m.Pull(subject, group, consumer, messages_max, 1 << 20, wait_ms, arrived, run_max)
+        pull = m.Pull(subject, group, consumer, messages_max, 1 << 20, wait_ms, arrived, run_max, extends_runs)
         pulled, batches = await self.ask(pull, m.Pulled)
         return Delivery(pulled, batches)
 

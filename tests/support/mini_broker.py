@@ -176,6 +176,7 @@ class MiniBroker:
             now_ms=self.now_ms,
             keys=self.keys[cursor:] if self.group.config.is_keyed else (),
             run_max=message.run_max,
+            extends_runs=message.extends_runs,
         )
         self._do(pulled)
         if pulled.is_durable_first:

@@ -332,6 +332,7 @@ class PullProcessor:
             keys=found.keys,
             beside=() if other is None else self._beside(state_machine, other.state_machine, fresh),
             run_max=run_max,
+            extends_runs=message.extends_runs,
             bytes_left=bytes_left,
         )
 

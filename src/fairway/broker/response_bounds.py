@@ -32,6 +32,11 @@ def fitting(
 ) -> int | None:
     """How many messages of the lots, from the first on, one answer can carry; None: all. `entries` hold them, in
     order."""
+    total = sum([entry.size for entry in entries])
+    spans = sum([len(lot.ranges) for lot in lots])
+    beside = _FRAME_BYTES + _LOT_BYTES * len(lots) + _SPAN_BYTES * spans + _BATCH_BYTES * len(entries)
+    if total <= bytes_max and total + beside <= frame_bytes_max:
+        return None
     firsts = [entry.first_sequence for entry in entries]
     carried: set[int] = set()
     count = size = 0
@@ -117,6 +122,9 @@ def _outside(lots: Iterable[Handout], entries: Iterable[ConsumeLogEntry]) -> lis
             ends.append(end)
     outside = []
     for lot in lots:
+        first, (last, length) = lot.ranges[0][0], lot.ranges[-1]
+        if not _left(first, last + length, begins, ends):
+            continue
         left = [part for first, count in lot.ranges for part in _left(first, first + count, begins, ends)]
         if left:
             outside.append(lot._replace(ranges=tuple(left)))

@@ -1,13 +1,15 @@
 """Order by key: the key of each open message, the keys that have a message out, and the messages parked behind it.
 
     out        one message of the key is held, waits for its next attempt, or dies: the *head*
-    following  later messages of that key that went out behind the head, to the same consumer: a *run*
+    following  later messages of that key that went out behind the head, to the same consumer: a *run*; in the head's
+               response, or in a later one
     parked     later messages of that key, below the cursor and held by nobody, in order
     halted     the head became a dead letter and the group halts then: no message of the key goes out
     resting    a message went out, and the rate per key does not allow the next before a certain time
 
-Only the head of a key can be handed out. A run of messages parked behind it can go with it, all in one response to a
-consumer that says that it handles them one after another. So two consumers never have messages of one key to begin.
+Only the head of a key can be handed out. A run of messages parked behind it can go with it, to a consumer that says
+that it handles them one after another. A consumer that has everything of a key that is out can also get more messages
+behind those (`is_all_in`). So two consumers never have messages of one key to begin.
 When the head is done, the next message becomes the head: the first that follows, which the right consumer already has,
 or the first that is parked. This step follows from the event, and is no event of its own.
 
@@ -23,11 +25,11 @@ message is parked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from itertools import chain, repeat
 
 from fairway import limits
-from fairway.errors import invariant
+from fairway.errors import InvariantViolated, invariant
 from fairway.group_events import Range
 
 NO_KEY = 0
@@ -88,13 +90,42 @@ class Keys:
     def parked_behind(self, key: int) -> Sequence[int]:
         return self._parked.get(key, ())
 
+    @property
+    def waiting_keys(self) -> KeysView[int]:
+        """The keys that have parked messages."""
+        return self._parked.keys()
+
     def is_run(self, key: int) -> bool:
         """Whether several messages of the key are out."""
         return key in self._following
 
+    def following_of(self, key: int) -> Sequence[int]:
+        """The messages that are out behind the head of the key."""
+        return self._following.get(key, ())
+
+    def is_all_in(self, key: int, held: set[int]) -> bool:
+        """Whether all messages of the key that are out are among these, and the next one may follow them."""
+        if self.out.get(key, _NOBODY) not in held or key in self.halted:
+            return False
+        following = self._following.get(key)
+        if following is None:
+            return True
+        parked = self._parked.get(key)
+        is_next = parked is None or parked[0] > following[-1]  # otherwise one in between came back
+        return is_next and held.issuperset(following)
+
     def has_run(self, ranges: Iterable[Range]) -> bool:
         """Whether any of these messages has others of its key out in a run."""
         return bool(self._following) and not self._following.keys().isdisjoint(self.keys_of(ranges))
+
+    def loose(self, held: set[int]) -> set[int]:
+        """Those of these messages that follow others of their keys which are not among them."""
+        found: set[int] = set()
+        for key, following in self._following.items():
+            out = (self.out[key], *following)
+            first = next((at for at, each in enumerate(out) if each not in held), len(out))
+            found.update(out[first:])
+        return found & held
 
     def followers(self, ranges: Iterable[Range]) -> list[int]:
         """Those of these messages that are out behind others of their keys, in order."""
@@ -127,24 +158,41 @@ class Keys:
         """Park messages behind others of their keys. Returns the ones without a head before them, because their keys
         rest, by sequence: each becomes the head of its key."""
         resting = []
-        for sequence, key in zip(_sequences(ranges), keys, strict=True):
-            self._of[sequence] = key
-            if key in self.out:
-                self._parked.setdefault(key, []).append(sequence)
-                self.parked_count += 1
-            else:
+        out, parked = self.out, self._parked
+        sequences = list(_sequences(ranges))
+        self._of.update(zip(sequences, keys, strict=True))
+        for sequence, key in zip(sequences, keys, strict=True):
+            if key not in out:
                 invariant(key in self.resting, "a message is parked behind another, or its key rests")
-                self.out[key] = sequence
+                out[key] = sequence
                 resting.append(sequence)
+            elif key in parked:
+                parked[key].append(sequence)
+            else:
+                parked[key] = [sequence]
+        self.parked_count += len(sequences) - len(resting)
         return resting
 
     def follow(self, ranges: Iterable[Range]) -> None:
         """Parked messages went out behind the heads of their keys."""
+        of, parked, following = self._of, self._parked, self._following
+        count = 0
         for sequence in _sequences(ranges):
-            key = self._of[sequence]
-            invariant(self._parked[key][0] == sequence, "what is parked goes out in order")
-            self._following.setdefault(key, []).append(self._next(key))
-            self._following_count += 1
+            key = of[sequence]
+            queue = parked[key]
+            if queue[0] != sequence:
+                raise InvariantViolated("what is parked goes out in order")
+            if len(queue) == 1:
+                del parked[key]
+            else:
+                del queue[0]
+            if key in following:
+                following[key].append(sequence)
+            else:
+                following[key] = [sequence]
+            count += 1
+        self.parked_count -= count
+        self._following_count += count
 
     def rest(self, keys: Iterable[int], until_ms: int, now_ms: int) -> None:
         """Messages of these keys went out: the next of each key must wait until then."""
@@ -217,7 +265,8 @@ class Keys:
         special = (self._following.keys() & keys) | (self.halted & keys)
         if special:
             keys = keys - special
-            freed += chain.from_iterable(map(self._go_through, special))
+            is_plain = not self.early and not self.halted
+            freed += chain.from_iterable(map(self._go_through, self._pass_on(special) if is_plain else special))
         followed = self._parked.keys() & keys
         for key in keys - followed if followed else keys:
             self.out.pop(key, None)
@@ -225,6 +274,24 @@ class Keys:
             self.out[key] = self._next(key)
             freed.append(self.out[key])
         return sorted(freed)
+
+    def _pass_on(self, keys: Iterable[int]) -> list[int]:
+        """Make the first that follows the head of each key, if that is all there is to do. Returns the other keys."""
+        of, out, following, parked = self._of, self.out, self._following, self._parked
+        others = []
+        for key in keys:
+            before = following[key]
+            left = [each for each in before if each in of]
+            if not left or out[key] in of or (key in parked and parked[key][0] < left[0]):
+                others.append(key)
+                continue
+            out[key] = left[0]
+            self._following_count += len(left) - len(before) - 1
+            if len(left) == 1:
+                del following[key]
+            else:
+                following[key] = left[1:]
+        return others
 
     def _go_through(self, key: int) -> list[int]:
         """Find the head of a key with several messages out, or that had halted. Returns the head if it was parked."""

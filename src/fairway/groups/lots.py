@@ -24,12 +24,12 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, compress
 
 import msgspec
 
 from fairway import limits
-from fairway.errors import invariant
+from fairway.errors import InvariantViolated, invariant
 from fairway.group_events import Range
 from fairway.groups.attempts import Attempts
 
@@ -112,9 +112,16 @@ def mask_of(ranges: Iterable[Range], base: int) -> int:
     mask = 0
     for first, count in ranges:
         offset = first - base
-        invariant(offset >= 0 and 0 < count <= limits.LOT_MESSAGES_MAX - offset, "a range must lie in its lot")
+        if offset < 0 or not 0 < count <= limits.LOT_MESSAGES_MAX - offset:
+            raise InvariantViolated("a range must lie in its lot")
         mask |= ((1 << count) - 1) << offset
     return mask
+
+
+def sequences_of(mask: int, base: int) -> Iterator[int]:
+    """The sequences of the ones, lowest first. Loops in C."""
+    bits = f"{mask:b}".encode().translate(_BITS)[::-1]
+    return compress(range(base, base + len(bits)), bits)
 
 
 def ranges_of(mask: int, base: int) -> tuple[Range, ...]:
@@ -143,6 +150,7 @@ def head_of(mask: int, count: int) -> int:
     return head
 
 
+_BITS = bytes.maketrans(b"01", b"\0\1")
 _STALE_NAMES_MAX = 64  # beyond this many and twice the lots, the heap is rebuilt
 _BLOCK_BITS = 10  # 1,024 sequences: a lot spans at most two blocks
 

@@ -125,6 +125,7 @@ class Roster:
     def __init__(self) -> None:
         self._by_name: OrderedDict[ConsumerName, Member] = OrderedDict()
         self._by_id: dict[int, Member] = {}
+        self._hungry: set[int] = set()  # ids of members whose last pull, in a group by key, found nothing
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -153,7 +154,19 @@ class Roster:
         member = self.of_id(id)
         del self._by_id[id]
         del self._by_name[member.name]
+        self._hungry.discard(id)
         return member
+
+    def note_hunger(self, member: Member, *, is_hungry: bool) -> None:
+        """Note whether the member's pull found nothing: others then keep no keys for themselves."""
+        if is_hungry:
+            self._hungry.add(member.id)
+        else:
+            self._hungry.discard(member.id)
+
+    def has_other_hungry(self, member: Member) -> bool:
+        """Whether the last pull of any other member found nothing."""
+        return len(self._hungry) > (member.id in self._hungry)
 
     def renew(self, member: Member, now_ns: int) -> None:
         member.renewed_ns = now_ns

@@ -12,17 +12,15 @@ reached.
 
 A group ordered by key uses `KeyedChoice`. Unheld messages are the first of their keys, except *early* ones, which wait
 (`keys`). Of the fresh messages `choose` takes those that are the first of their keys, and parks the others, or declines
-them if the group coalesces. A consumer that handles messages of one key one after another may also get a run: messages
-parked behind a head. Runs take at most half of the response while there are other keys, because messages of other keys
-can be handled in parallel. Afterwards runs take whatever room is left.
+them if the group coalesces. A consumer that handles messages of one key one after another may also get a run (`runs`).
+Runs take at most half of the response while there are other keys, because messages of other keys can be handled in
+parallel. Afterwards runs take whatever room is left. A run may be extended, in a later response and without that bound,
+while no other member has asked in vain for messages: nobody else is kept from work by that.
 
 `choose` looks at fresh messages from the cursor on, and is cheap if no key stands in the way. A message whose key has a
-message out, or a message chosen just now, is parked; in the latter case it may go out behind that one. The look ends
+message out, or a message chosen just now, is parked; it may still go out behind those. The look ends
 before the first message that cannot be passed. That message would be parked beyond `parked_max`, or a consumer holds
 its key from the group's other source (its inbox, or its subject).
-
-`Runs` grows each run from the messages parked behind its head, in order. Messages parked long ago go first: their
-batches are sent whole, and a response with messages of few batches is small.
 
 A group of strict order uses `StrictChoice`. No message goes out before the first one, even if the first must wait or is
 on its way to dead letter. The active member holds everything that is held, so it knows which messages come first.
@@ -31,7 +29,7 @@ on its way to dead letter. The active member holds everything that is held, so i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, groupby, islice
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -42,60 +40,10 @@ from fairway.group_events import GroupEvent, Range
 from fairway.groups.config import Coalesce, GroupConfig, Mode, Order
 from fairway.groups.decisions import BUSY_RETRY_AFTER_MS, GroupOutcome, Handout, PullDecision
 from fairway.groups.keys import NO_KEY, Keys
-from fairway.groups.lots import Lot, head_of, mask_of, ranges_of
+from fairway.groups.lots import Lot, head_of, mask_of, ranges_of, sequences_of
 from fairway.groups.members import Member
+from fairway.groups.runs import Runs
 from fairway.groups.state import GroupState
-
-
-class Runs:
-    """The runs of one response: behind each head at most `most` messages; 0: no runs."""
-
-    __slots__ = ("_keys", "_length", "_parking", "chosen", "most")
-
-    def __init__(self, keys: Keys, most: int) -> None:
-        self._keys = keys
-        self.most = most
-        self.chosen: list[int] = []  # sequences
-        self._length: dict[int, int] = {}  # by key, of keys with a head in this response
-        self._parking: dict[int, list[int]] = {}  # by key: messages that this pull parks
-
-    def lead(self, keys: Iterable[int]) -> None:
-        """Heads of these keys go out at their first attempt."""
-        if self.most:
-            for key in keys:
-                if key != NO_KEY and not self._keys.is_run(key):
-                    self._length.setdefault(key, 0)
-
-    def park(self, parked: Iterable[tuple[int, int]]) -> None:
-        """Note messages that this pull parks, as sequence and key, in order."""
-        if self.most:
-            for sequence, key in parked:
-                self._parking.setdefault(key, []).append(sequence)
-
-    def follow(self, behind: Iterable[tuple[int, int]]) -> None:
-        """Let some of those go out: the first of their keys."""
-        for sequence, key in behind:
-            self._length[key] += 1
-            self.chosen.append(sequence)
-
-    def grow(self, room: int) -> int:
-        """Grow all runs by equal shares of `room` messages; returns how many were added."""
-        if not room or not self._length or not (self._parking or self._keys.parked_count):
-            return 0
-        before = len(self.chosen)
-        ends = [(key, min(self.most, self._waiting(key))) for key in self._length]
-        growing = [(key, end) for key, end in ends if end > self._length[key]]
-        share = room // max(len(growing), 1)
-        for key, end in growing:
-            begin = self._length[key]
-            self._length[key] = min(begin + share, end)
-            behind = chain(self._keys.parked_behind(key), self._parking.get(key, ()))
-            self.chosen += islice(behind, begin, self._length[key])
-        return len(self.chosen) - before
-
-    def _waiting(self, key: int) -> int:
-        return len(self._keys.parked_behind(key)) + len(self._parking.get(key, ()))
-
 
 _SOMEBODY = -1 << 63  # stands for the head of a key, whichever message that is
 
@@ -115,40 +63,90 @@ class Room(NamedTuple):
     """The room in a response."""
 
     messages: int
-    run: int = 0  # behind each chosen message, of its key
-    runs: int = 0  # of all keys
+    behind: int = 0  # of these, at most so many behind others of their keys
 
 
 def choose(
-    keys: Keys, first: int, fresh: Sequence[int], room: Room, config: GroupConfig, beside: Collection[int], now_ms: int
+    keys: Keys,
+    first: int,
+    fresh: Sequence[int],
+    room: Room,
+    config: GroupConfig,
+    beside: Collection[int],
+    now_ms: int,
+    runs: Runs,
 ) -> OrderedSelection:
     """Choose fresh messages: `fresh` has their keys from `first` on, `beside` the keys held from the other source."""
     head = fresh[: room.messages]
     if keys.is_free(head) and not (beside and not set(beside).isdisjoint(head)):
         return OrderedSelection(range(len(head)), (), len(head))
+    if config.coalesce is not Coalesce.NONE:
+        return _choose_or_decline(keys, first, fresh, room.messages, config, beside, now_ms)
     chosen: list[int] = []
     behind: list[int] = []
-    taken: dict[int, int] = {}  # by key: how many more may follow
+    parked: list[int] = []
+    run_room: dict[int, int] = {}  # by key: how many more may follow
+    left, behind_left, parked_left = room.messages, room.behind, config.parked_max - keys.behind_count
+    out, end = keys.out, len(fresh)
+    for offset, key in enumerate(fresh):
+        if not left:
+            end = offset
+            break
+        may_follow = run_room.get(key, -1) if key != NO_KEY else -1
+        if may_follow < 0:
+            if key == NO_KEY or not (key in out or keys.rests_until(key, now_ms)):
+                if key in beside:
+                    end = offset
+                    break
+                chosen.append(offset)
+                run_room[key] = runs.most
+                left -= 1
+                continue
+            may_follow = run_room[key] = runs.next_room_of(key) if key in out else 0
+        if parked_left <= 0:
+            end = offset
+            break
+        parked_left -= 1
+        parked.append(offset)
+        if may_follow and behind_left > 0:
+            run_room[key] = may_follow - 1
+            behind_left -= 1
+            left -= 1
+            behind.append(offset)
+        else:
+            run_room[key] = 0
+    return OrderedSelection(chosen, parked, end, (), behind)
+
+
+def _choose_or_decline(
+    keys: Keys,
+    first: int,
+    fresh: Sequence[int],
+    most: int,
+    config: GroupConfig,
+    beside: Collection[int],
+    now_ms: int,
+) -> OrderedSelection:
+    """The choice in a group that coalesces."""
+    chosen: list[int] = []
+    taken: set[int] = set()
     waiting = _Waiting(keys, config.parked_max, config.coalesce, first)
     end = len(fresh)
     for offset, key in enumerate(fresh):
-        if len(chosen) + len(behind) >= room.messages:
+        if len(chosen) >= most:
             end = offset
             break
         if key != NO_KEY and (key in taken or key in keys.out or keys.rests_until(key, now_ms)):
             if not waiting.add(offset, key):
                 end = offset
                 break
-            if taken.get(key) and len(behind) < room.runs:
-                taken[key] -= 1
-                behind.append(offset)
         elif key in beside:
             end = offset
             break
         else:
             chosen.append(offset)
-            taken[key] = room.run
-    return OrderedSelection(chosen, sorted(waiting.parked), end, sorted(waiting.declined), behind)
+            taken.add(key)
+    return OrderedSelection(chosen, sorted(waiting.parked), end, sorted(waiting.declined))
 
 
 class _Waiting:
@@ -254,6 +252,7 @@ class PullRequest(NamedTuple):
     keys: Sequence[int]
     beside: Collection[int]
     run_max: int
+    extends_runs: bool
     bytes_left: int | None
 
 
@@ -362,9 +361,10 @@ class KeyedChoice(LotSelection):
         self._by_key = state.keys
         self._keys = asked.keys
         self._beside = asked.beside
-        run_max = min(asked.run_max, limits.RUN_MESSAGES_MAX) if state.config.may_run else 1
-        self._runs = Runs(state.keys, max(run_max - 1, 0))
-        self._runs_max = asked.messages_max // 2
+        behind_max = min(asked.run_max, limits.RUN_MESSAGES_MAX) - 1 if state.config.may_run else 0
+        may_extend = asked.extends_runs and behind_max > 0 and not state.roster.has_other_hungry(member)
+        self._runs = Runs(state.keys, max(behind_max, 0), _begun_once(member) if may_extend else None)
+        self._runs_max = asked.messages_max if may_extend else asked.messages_max // 2
 
     def made(self, fresh: Range | None) -> PullDecision:
         is_busy = self._lots_left <= 0
@@ -424,17 +424,20 @@ class KeyedChoice(LotSelection):
         if found.declined:
             self._events.append(group_events.declined(first + found.end, runs_of(found.declined, first), now_ms))
         if found.parked:
-            keys = [self._keys[offset] for offset in found.parked]
+            key_at = self._keys.__getitem__
+            keys = list(map(key_at, found.parked))
             self._events.append(group_events.parked(first + found.end, runs_of(found.parked, first), keys, now_ms))
-            self._runs.park(zip([first + offset for offset in found.parked], keys, strict=True))
-            self._runs.follow((first + offset, self._keys[offset]) for offset in found.behind)
+            behind = set(found.behind)
+            waiting = [(first + at, key) for at, key in zip(found.parked, keys, strict=True) if at not in behind]
+            self._runs.park(waiting)
+            self._runs.follow((first + each for each in found.behind), map(key_at, found.behind))
             self._messages_left -= len(found.behind)
         return is_busy
 
     def _found(self, first: int, keys: Sequence[int]) -> OrderedSelection:
-        config, runs = self._state.config, self._runs
-        room = Room(self._messages_left, runs.most, self._runs_max - len(runs.chosen))
-        return choose(self._by_key, first, keys, room, config, self._beside, self._now_ms)
+        runs = self._runs
+        room = Room(self._messages_left, self._runs_max - len(runs.chosen))
+        return choose(self._by_key, first, keys, room, self._state.config, self._beside, self._now_ms, runs)
 
     def _hand_out_runs(self) -> None:
         """Hand out all runs, by sequence, so that a message without room is behind the others."""
@@ -443,6 +446,15 @@ class KeyedChoice(LotSelection):
         self._messages_left = len(self._runs.chosen)
         for lot in lots_of(sorted(self._runs.chosen), state.config.lot_messages_max, max(lots_left, 0)):
             self._hand_out(1, runs_of(lot, 0), len(lot), is_behind=True)
+
+
+def _begun_once(member: Member) -> set[int]:
+    """What the member holds at the first attempt."""
+    held: set[int] = set()
+    for lot in member.lots.values():
+        if lot.attempt == 1:
+            held.update(sequences_of(lot.mask, lot.base))
+    return held
 
 
 class StrictChoice(LotSelection):
@@ -484,29 +496,54 @@ def decide(state: GroupState, member: Member, asked: PullRequest) -> PullDecisio
         return PullDecision(
             GroupOutcome.OTHER_VERSION, sentence=f"the group's configuration is version {state.config.version}"
         )
-    again = _unarrived(state, member)
+    again = _unarrived(state, member, asked.now_ms)
     if again is not None:
         return again
     if state.is_paused or member.name in state.paused:
+        state.roster.note_hunger(member, is_hungry=False)
         return PullDecision(GroupOutcome.PAUSED, retry_after_ms=PAUSED_RETRY_AFTER_MS)
     if not state.is_ordered:
         return LotSelection(state, member, asked).made(asked.fresh)
     fresh = None if state.is_mixed and state.in_flight else asked.fresh
     if state.config.order is not Order.STRICT:
-        return KeyedChoice(state, member, asked).made(fresh)
+        decision = KeyedChoice(state, member, asked).made(fresh)
+        state.roster.note_hunger(member, is_hungry=decision.outcome is GroupOutcome.EMPTY)
+        return decision
     if member.id != state.roster.eldest_id:
         return PullDecision(GroupOutcome.STANDBY)
     return StrictChoice(state, member, asked).made(fresh)
 
 
-def _unarrived(state: GroupState, member: Member) -> PullDecision | None:
-    """The oldest response that did not arrive, without an event. The lots go out again under the same number, without
-    the messages settled since, and without those that the consumer got in earlier responses."""
+def _unarrived(state: GroupState, member: Member, now_ms: int) -> PullDecision | None:
+    """The oldest response that did not arrive. The lots go out again under the same number, without the messages
+    settled since, and without those that the consumer got in earlier responses. There is no event, unless the response
+    extended a run that has failed since: then these messages are parked again."""
     if not member.unarrived:
         return None
     number = member.unarrived[0]
-    lots = []
+    happened, lots = [], []
+    loose = set() if state.keys is None else state.keys.loose(_begun_once(member))
     for lot in member.responses[number]:
-        ranges = ranges_of(lot.open_in_response(number), lot.base)
-        lots.append(Handout(lot.base, lot.attempt, ranges, state.keys is not None and state.keys.has_run(ranges)))
-    return PullDecision(GroupOutcome.DONE, number=number, lots=tuple(lots), is_again=True)
+        mask = lot.open_in_response(number)
+        if loose and lot.attempt == 1:
+            gone = [each for each in sequences_of(mask, lot.base) if each in loose]
+            for each in gone:
+                mask ^= 1 << each - lot.base
+            if gone:
+                ranges = runs_of(gone, 0)
+                happened.append(
+                    group_events.returned(member.id, 1, lot.base, ranges, group_events.RELEASED, b"", now_ms)
+                )
+        if mask:
+            ranges = ranges_of(mask, lot.base)
+            lots.append(Handout(lot.base, lot.attempt, ranges, state.keys is not None and state.keys.has_run(ranges)))
+    if not lots:
+        return PullDecision(GroupOutcome.EMPTY, tuple(happened))
+    return PullDecision(
+        GroupOutcome.DONE,
+        tuple(happened),
+        number=number,
+        lots=tuple(lots),
+        is_again=True,
+        is_durable_first=bool(happened),
+    )

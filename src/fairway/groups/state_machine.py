@@ -201,6 +201,7 @@ class GroupStateMachine:
         keys: Sequence[int] = (),
         beside: Collection[int] = (),
         run_max: int = 1,
+        extends_runs: bool = False,
         bytes_left: int | None = None,
     ) -> PullDecision:
         """Decide what this consumer gets; renews its lease.
@@ -213,7 +214,8 @@ class GroupStateMachine:
         so each gets the other's `last_number`. The caller asks the one with the lower `first_unarrived` first.
 
         In a group by key, `keys` are of the fresh messages, and `beside` is the other's `keys_in_hand`. `run_max` is
-        how many messages of one key the consumer handles one after another, giving back those behind a failed one.
+        how many messages of one key the consumer handles one after another, giving back those behind a failed one. With
+        `extends_runs` it does so even if these come in several responses.
         `bytes_left` bounds the growth of the group's memory (None: no limit); a group with little in hand may always
         grow a little.
         """
@@ -224,7 +226,9 @@ class GroupStateMachine:
             return PullDecision(GroupOutcome.BAD_REQUEST, sentence=_BAD_NUMBER)
         self._state.roster.renew(member, now_ns)
         member.hear(arrived)
-        asked = pull.PullRequest(messages_max, fresh, now_ms, number_after, keys, beside, run_max, bytes_left)
+        asked = pull.PullRequest(
+            messages_max, fresh, now_ms, number_after, keys, beside, run_max, extends_runs, bytes_left
+        )
         return pull.decide(self._state, member, asked)
 
     def has_unarrived(self, name: ConsumerName) -> bool:

@@ -264,7 +264,7 @@ class ConsumerSession:
             return asks
         while self._behind.count and self._admit(now_ns):
             self._push()
-        self._settler.gather(now_ns)
+        self._settler.gather(now_ns, is_urgent=self._is_draining)
         if self._stumbles != self._settlements.stumbles:
             self._stumbles = self._settlements.stumbles
             self._give_back()
@@ -302,7 +302,7 @@ class ConsumerSession:
         if not self._is_joined:
             return self._attempts[Doing.JOIN].due_ns(0)
         dues = (
-            self._settler.deadline_ns(is_urgent=self._is_draining),
+            self._settler.next_deadline_ns(is_urgent=self._is_draining),
             self._attempts[Doing.HEARTBEAT].due_ns(self._beat_due_ns()),
             self._attempts[Doing.PULL].due_ns(self._pull_due_ns()),
             self._attempts[Doing.LEAVE].due_ns(self._leave_due_ns()),
@@ -347,7 +347,7 @@ class ConsumerSession:
         if self.options.wait_ms is not None:
             wait_ms = min(self.options.wait_ms, wait_ms)
         self._pulling = messages
-        pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX)
+        pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX, True)
         self._ask(asks, Doing.PULL, pull, now_ns)
 
     def _room(self) -> tuple[int, int]:
@@ -420,6 +420,7 @@ class ConsumerSession:
             self._finish(error)
             return
         self._settlements.is_strict = self._terms.order == "strict"
+        self._settler.is_by_key = self._behind.is_by_key = self._terms.order == "key"
         self._settlements.attempts_max = self._terms.attempts_max
         if objection := self.options.objection(self._terms):
             self._finish(Refused(Code.STALE_CONFIG, f"group {self.group} {objection}"))
@@ -464,8 +465,7 @@ class ConsumerSession:
         self.counts.filtered += unpacked.filtered
         self.counts.absent += unpacked.absent
         self._buffer.put(unpacked.runs)
-        if unpacked.behind:
-            self._buffer.put(self._behind.add(unpacked.runs, unpacked.behind, unpacked.linked))
+        self._buffer.put(self._behind.add(unpacked.runs, unpacked.behind, unpacked.linked))
         fresh = sum(run.end - run.first for run in (*unpacked.runs, *unpacked.behind))
         self._ahead.arrived(self._pulling, fresh + unpacked.filtered)
         if self._is_draining or token.stumbles != self._settlements.stumbles or token.sent_ns < self._join_sent_ns:

@@ -28,7 +28,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import msgspec
 
@@ -163,20 +163,22 @@ class Unpacked(NamedTuple):
 
 
 class Unpacker:
-    """Reads pull answers. Remembers the last batch: a batch larger than one lot comes with several answers."""
+    """Reads pull answers. Remembers the last batch: a batch larger than one lot comes with several answers. In a group
+    by key remembers every batch that is in use: its messages come with many answers."""
 
     def __init__(self, settlements: SettlementQueue, unacked: UnackedLots, decoded: DecodedBatches) -> None:
         self._settlements = settlements
         self._unacked = unacked
         self._decoded = decoded
         self._last: tuple[bool, LazyBatch] | None = None
+        self._in_use: WeakValueDictionary[tuple[bool, int], LazyBatch] = WeakValueDictionary()
 
     def unpack(self, pulled: Pulled, attachments: Sequence[Bytes], terms: Terms) -> Unpacked:
         """Turn an answer into runs. A RemoteProtocolError leaves everything as it was."""
         if len(pulled.batches) != len(attachments):
             raise RemoteProtocolError(f"{len(attachments)} batches attached, {len(pulled.batches)} announced")
         pages = [
-            self._page(pulled.is_inbox, told.first_sequence, told.appended_ms, data)
+            self._page(pulled.is_inbox, told.first_sequence, told.appended_ms, data, is_kept=terms.order == "key")
             for told, data in zip(pulled.batches, attachments, strict=True)
         ]
         pages.sort(key=lambda page: page.first_sequence)
@@ -204,17 +206,23 @@ class Unpacker:
                 lot.touch()
         if any(overlap is not None for overlap in overlaps):
             self._unacked.recount()
-        linked = _linked(lots, pages) if behind else ()
+        linked = _linked(lots, pages) if behind or terms.order == "key" else ()
         return Unpacked(runs, sum(overlap or 0 for overlap in overlaps), filtered, absent, behind, linked)
 
-    def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes) -> LazyBatch:
+    def _page(self, is_inbox: bool, first_sequence: int, appended_ms: int, data: Bytes, *, is_kept: bool) -> LazyBatch:
         if self._last is not None:
             was_inbox, page = self._last
             is_same = was_inbox == is_inbox and page.first_sequence == first_sequence
             if is_same and page.header == peek(data):
                 return page
+        if is_kept:
+            known = self._in_use.get((is_inbox, first_sequence))
+            if known is not None and known.header == peek(data):
+                return known
         page = LazyBatch(data, first_sequence, appended_ms, self._decoded)
         self._last = is_inbox, page
+        if is_kept:
+            self._in_use[is_inbox, first_sequence] = page
         return page
 
     def _shelve(self, lot: ConsumerLot, pages: Sequence[LazyBatch]) -> int | None:

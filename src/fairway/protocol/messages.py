@@ -296,6 +296,7 @@ class Pull(ControlMessage, frozen=True):
     wait_ms: Natural  # 0: answer at once
     arrived: Natural
     run_max: Natural = 1  # in a group by key: messages of one key that the consumer takes together and handles in order
+    extends_runs: bool = False  # more of them may come behind those of earlier responses
 
 
 class WireLot(ControlMessage, frozen=True):
@@ -305,7 +306,7 @@ class WireLot(ControlMessage, frozen=True):
     attempt: Natural
     spans: list[SequenceRange]  # the messages of the lot; others in the attached batches do not belong to it
     fence: Natural = 0  # of ordered groups: grows with every handout
-    is_behind: bool = False  # its messages wait for those of the same key that come before them in this response
+    is_behind: bool = False  # its messages wait for earlier ones of the same key, in this response or earlier ones
 
 
 class AttachedBatch(ControlMessage, frozen=True):

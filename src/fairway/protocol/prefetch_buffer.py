@@ -12,9 +12,14 @@ the target adapts:
 An idle program is not slow: time counts only while messages wait.
 
 `KeyWaitList` holds messages that wait for earlier ones of the same key. In a group ordered by key the broker may hand
-out a run of messages of one key in one response, so that one round trip and one sync pay for all. The program still
-handles them one after another. When a message is acked, the next goes to the user. When it ends otherwise, all behind
-it go back to the broker, to come again after it. A look reads one byte for each key that has a run here.
+out a run of messages of one key, in one response or in several, so that one round trip and one sync pay for all. The
+program still handles them one after another. When a message is acked, the next goes to the user. When it ends
+otherwise, all behind it go back to the broker, to come again after it. A look reads one byte for each key that has a
+run here.
+
+The list knows the last message of each key, its *tail*, whether or not a message waits behind it. The broker extends a
+run without knowing what has failed here meanwhile. So a message whose tail has failed goes back, too. A tail is
+forgotten when a response arrives and the broker has confirmed its outcome: later responses know of it.
 
 `PrefetchBuffer` holds messages that the program may take, in the order of arrival. A message leaves only while
 certainly no other consumer has it (`consumer_lease`). A message whose lease may have run out is released. A message
@@ -28,7 +33,7 @@ fits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Final, TypeAlias
@@ -36,7 +41,7 @@ from typing import Final, TypeAlias
 from fairway import limits
 from fairway.protocol.consumer_options import ConsumerCounts
 from fairway.protocol.delivery import LazyBatch, Message, MessageRun
-from fairway.protocol.lots import ACK, LINKED, OPEN, RELEASE, WAITING, ConsumerLot
+from fairway.protocol.lots import ACK, DONE, LINKED, OPEN, RELEASE, SENT_ACK, WAITING, ConsumerLot
 
 _FIRST: Final = 32  # messages; a fast program is at 2,000 after six pulls, some ten milliseconds
 _HORIZON_NS: Final = 250_000_000
@@ -82,94 +87,132 @@ class PrefetchTarget:
 
 _NO_KEY = 0  # the hash of a message without a key
 _UNSETTLED = frozenset({WAITING, OPEN, LINKED})
-_QueuedMessage: TypeAlias = tuple[int, ConsumerLot, LazyBatch | None]  # of a run; None: the message does not wait
+_Queue: TypeAlias = tuple[ConsumerLot, int, list[tuple[int, ConsumerLot, LazyBatch]]]
+_TAILS_MIN: Final = 4_096  # beyond this many and twice those needed, the list forgets tails
 
 
 class KeyWaitList:
     """Messages that must not begin yet, because earlier ones of their keys are not settled."""
 
     def __init__(self) -> None:
-        # One queue for each key that has a run, by sequence. The first message is with the user, or on its way there.
-        self._queues: list[deque[_QueuedMessage]] = []
+        # By key: the lot and index of a message that is with the user, or on its way there, and those that wait for it.
+        self._queues: dict[int, _Queue] = {}
+        self._tail_lots: dict[int, ConsumerLot] = {}  # by key, as are the sequences
+        self._tail_sequences: dict[int, int] = {}
+        self._tails_max = _TAILS_MIN
+        self.is_by_key = False  # of the group's configuration
         self.count = 0  # messages that wait
 
     def add(
         self,
         heads: Iterable[MessageRun],
         behind: Sequence[MessageRun],
-        linked: Iterable[tuple[ConsumerLot, LazyBatch, int]],
+        linked: Sequence[tuple[ConsumerLot, LazyBatch, int]],
     ) -> list[MessageRun]:
         """Add the messages of one response: `heads` wait for nobody, `behind` are of lots that are `is_behind`, and
         `linked` are with the user from an earlier response. Returns the runs that need not wait after all: they have no
-        key, or the messages before them are settled."""
-        found = [(sequence, key, run.lot, run.page) for run in behind for sequence, key in _keyed(run)]
-        free = [MessageRun(lot, page, at, at + 1) for at, key, lot, page in found if key == _NO_KEY]
-        found = [each for each in found if each[1] != _NO_KEY]
-        self.count += len(found)
-        keys = {each[1] for each in found}
-        others = [(sequence, key, run.lot, None) for run in heads for sequence, key in _keyed(run) if key in keys]
-        others += [(at, key, lot, None) for lot, page, at in linked if (key := _key(page, at)) in keys]
-        queues: dict[int, deque[_QueuedMessage]] = {key: deque() for key in keys}
-        for sequence, key, lot, page in sorted([*found, *others], key=itemgetter(0)):
-            queues[key].append((sequence, lot, page))
-        self._queues += queues.values()
-        return free + [run for queue in queues.values() if (run := self._let_go(queue[0])) is not None]
+        key, or the messages before them are settled. Messages behind a failed one are released."""
+        if not (self.is_by_key or behind):
+            return []
+        for lot, page, first, end in heads:
+            keys = _keys(page, first, end)
+            self._tail_lots.update(zip(keys, repeat(lot), strict=False))
+            self._tail_sequences.update(zip(keys, range(first, end), strict=True))
+        free = self._add_behind(behind, linked) if behind or linked else []
+        if len(self._tail_lots) > self._tails_max:
+            self._forget_tails()
+        return free
+
+    def _add_behind(
+        self, behind: Sequence[MessageRun], linked: Iterable[tuple[ConsumerLot, LazyBatch, int]]
+    ) -> list[MessageRun]:
+        found: list[tuple[int, int, ConsumerLot, LazyBatch, bool]] = [
+            (run.first, run.end, run.lot, run.page, True) for run in behind
+        ]
+        found += [(at, at + 1, lot, page, False) for lot, page, at in linked]
+        found.sort(key=itemgetter(0))  # no two share a message
+        free: list[MessageRun] = []
+        lots, sequences, queues = self._tail_lots, self._tail_sequences, self._queues
+        for first, end, lot, page, is_new in found:
+            begin = first  # of those that need not wait, up to here
+            for sequence, key in zip(range(first, end), _keys(page, first, end), strict=True):
+                if key == _NO_KEY and is_new:
+                    continue
+                before = lots.get(key)
+                at = sequences[key] if before is not None else 0
+                lots[key] = lot
+                sequences[key] = sequence
+                if is_new:
+                    if key in queues:
+                        queues[key][2].append((sequence, lot, page))
+                    elif before is None or (code := before.state[at - before.first]) == ACK or code == SENT_ACK:
+                        continue
+                    elif code in _UNSETTLED:
+                        queues[key] = (before, at - before.first, [(sequence, lot, page)])
+                    elif at - before.first in before.failed:
+                        lot.say(sequence, sequence + 1, RELEASE)
+                        self.count -= 1
+                    else:
+                        continue
+                    self.count += 1
+                if begin < sequence:
+                    free.append(MessageRun(lot, page, begin, sequence))
+                begin = sequence + 1
+            if begin < end:
+                free.append(MessageRun(lot, page, begin, end))
+        return free
 
     def look(self, *, may_begin: bool) -> list[MessageRun]:
         """Return what may go to the user now, if `may_begin`. Release everything behind a failed message."""
         ready: list[MessageRun] = []
-        left = []
-        for queue in self._queues:
-            while len(queue) > 1:
-                sequence, lot, _ = queue[0]
-                if lot.state[sequence - lot.first] in _UNSETTLED:
-                    break
-                if sequence - lot.first in lot.failed:
-                    self._release(queue)
-                    break
-                if not may_begin:
-                    break
-                queue.popleft()
-                run = self._let_go(queue[0])
-                if run is not None:
-                    ready.append(run)
-            if len(queue) > 1:
-                left.append(queue)
-        self._queues = left
+        over: list[int] = []
+        queues = self._queues
+        for key, (before, index, waiting) in queues.items():
+            if before.state[index] in _UNSETTLED:
+                continue
+            if index in before.failed:
+                self._release(waiting)
+                over.append(key)
+            elif may_begin:
+                sequence, lot, page = waiting.pop(0)
+                ready.append(MessageRun(lot, page, sequence, sequence + 1))
+                if waiting:
+                    queues[key] = (lot, sequence - lot.first, waiting)
+                else:
+                    over.append(key)
+        for key in over:
+            del queues[key]
+        self.count -= len(ready)
         return ready
 
     def give_up(self) -> list[MessageRun]:
         """Empty the list; returns the messages that waited."""
-        runs = [run for queue in self._queues for place in list(queue)[1:] if (run := self._let_go(place)) is not None]
+        runs = [
+            MessageRun(lot, page, sequence, sequence + 1)
+            for _, _, waiting in self._queues.values()
+            for sequence, lot, page in waiting
+        ]
         self._queues.clear()
+        self.count = 0
         return runs
 
-    def _release(self, queue: deque[_QueuedMessage]) -> None:
-        queue.popleft()
-        for place in queue:
-            run = self._let_go(place)
-            if run is not None:
-                run.lot.say(run.first, run.end, RELEASE)
-        queue.clear()
+    def _release(self, waiting: Iterable[tuple[int, ConsumerLot, LazyBatch]]) -> None:
+        for sequence, lot, _ in waiting:
+            self.count -= 1
+            lot.say(sequence, sequence + 1, RELEASE)
 
-    def _let_go(self, place: _QueuedMessage) -> MessageRun | None:
-        """Stop counting the message as waiting, if it was."""
-        sequence, lot, page = place
-        if page is None:
-            return None
-        self.count -= 1
-        return MessageRun(lot, page, sequence, sequence + 1)
+    def _forget_tails(self) -> None:
+        sequences = self._tail_sequences
+        lots = {key: lot for key, lot in self._tail_lots.items() if lot.state[sequences[key] - lot.first] != DONE}
+        self._tail_lots = lots
+        self._tail_sequences = {key: sequences[key] for key in lots}
+        self._tails_max = max(2 * len(lots), _TAILS_MIN)
 
 
-def _keyed(run: MessageRun) -> Iterator[tuple[int, int]]:
-    """Sequence and key hash of each message."""
-    _, page, first, end = run
+def _keys(page: LazyBatch, first: int, end: int) -> list[int]:
+    """The key hashes of these messages, by sequence."""
     at = page.first_sequence
-    return zip(range(first, end), page.key_hashes()[first - at : end - at], strict=True)
-
-
-def _key(page: LazyBatch, sequence: int) -> int:
-    return page.key_hashes()[sequence - page.first_sequence]
+    return page.key_hashes()[first - at : end - at]
 
 
 class PrefetchBuffer:
@@ -199,10 +242,19 @@ class PrefetchBuffer:
         taken: list[Message] = []
         left = self.count if most is None else most
         taken_bytes = 0
+        runs = self._runs
+        last_lot: ConsumerLot | None = None
         last_page: LazyBatch | None = None
-        while left > 0 and self.has_ready:
-            lot, page, first, end = self._runs.popleft()
-            if lot.is_over(now_ns):
+        payloads: Sequence[bytes] = ()
+        is_over = False
+        while left > 0 and runs:
+            lot, page, first, end = runs[0]
+            if lot is not last_lot:
+                if lot.is_detached:
+                    break
+                last_lot, is_over = lot, lot.is_over(now_ns)
+            if is_over:
+                runs.popleft()
                 lot.say(first, end, RELEASE)
                 self.count -= end - first
                 self._counts.lapsed += end - first
@@ -210,16 +262,20 @@ class PrefetchBuffer:
             if page is not last_page:
                 taken_bytes += page.raw_bytes
                 if taken and taken_bytes > self._taken_bytes_max:
-                    self._runs.appendleft(MessageRun(lot, page, first, end))
                     break
-                last_page = page
+                last_page, payloads = page, page.batch.payloads
             if end - first > left:
-                self._runs.appendleft(MessageRun(lot, page, first + left, end))
+                runs[0] = MessageRun(lot, page, first + left, end)
                 end = first + left
-            lot.fill(first - lot.first, end - lot.first, OPEN)
+            else:
+                runs.popleft()
             at = page.first_sequence
-            payloads = page.batch.payloads[first - at : end - at]
-            taken += map(Message, payloads, range(first, end), repeat(lot), repeat(page))
+            if end - first == 1:
+                lot.state[first - lot.first] = OPEN
+                taken.append(Message(payloads[first - at], first, lot, page))
+            else:
+                lot.fill(first - lot.first, end - lot.first, OPEN)
+                taken += map(Message, payloads[first - at : end - at], range(first, end), repeat(lot), repeat(page))
             left -= end - first
         self.count -= len(taken)
         self._counts.handed_out += len(taken)

@@ -149,8 +149,10 @@ class Worker:
         join = m.Join(*self._place, version, self.arrived, start, is_broadcast, policies, self.secret)
         return (await self.client.ask(join, m.Joined))[0]
 
-    async def pull(self, *, most: int = 1_000, wait_s: float = 0, run_max: int = 1) -> Handed:
-        pull = m.Pull(*self._place, most, 1 << 20, round(wait_s * 1_000), self.arrived, run_max)
+    async def pull(
+        self, *, most: int = 1_000, wait_s: float = 0, run_max: int = 1, extends_runs: bool = False
+    ) -> Handed:
+        pull = m.Pull(*self._place, most, 1 << 20, round(wait_s * 1_000), self.arrived, run_max, extends_runs)
         handed = Handed(*await self.client.ask(pull, m.Pulled))
         self.arrived = max(self.arrived, handed.number)
         return handed

@@ -165,6 +165,81 @@ async def test_a_room_is_shared_by_the_keys(scene: Scene) -> None:
 
 
 @staged
+async def test_a_run_gets_longer_for_whoever_says_so(scene: Scene) -> None:
+    ann, ben = await crew(scene, "ann", "ben")
+    await scene.send_keyed("a1", "b1", "a2")
+    first = await ann.pull(run_max=3, extends_runs=True)
+    await scene.send_keyed("a3", "a4", "c1")
+    second = await ann.pull(run_max=3, extends_runs=True)
+    assert (first.texts, second.texts, behind(second)) == (["a1", "b1", "a2"], ["c1", "a3"], ["a3"])
+    await ann.settle_all(said(m.Settlement.ACK, first, "a1"))
+    assert not (await ben.pull(run_max=3, extends_runs=True)).lots, "ann has a2 and a3"
+    await ann.settle_all(said(m.Settlement.ACK, first, "a2") + said(m.Settlement.ACK, second, "a3"))
+    assert (await ben.pull(run_max=3, extends_runs=True)).texts == ["a4"]
+
+
+@staged
+async def test_who_does_not_say_so_gets_nothing_behind_an_earlier_response(scene: Scene) -> None:
+    (ann,) = await crew(scene, "ann")
+    await scene.send_keyed("a1")
+    await ann.pull(run_max=64)
+    await scene.send_keyed("a2", "b1")
+    assert (await ann.pull(run_max=64)).texts == ["b1"]
+
+
+@staged
+async def test_nobody_keeps_a_key_while_another_finds_nothing(scene: Scene) -> None:
+    ann, ben = await crew(scene, "ann", "ben")
+    await scene.send_keyed("a1", "a2")
+    first = await ann.pull(run_max=64, extends_runs=True)
+    assert not (await ben.pull(run_max=64, extends_runs=True)).lots
+    await scene.send_keyed("a3")
+    assert not (await ann.pull(run_max=64, extends_runs=True)).lots
+    await ann.ack(first)
+    assert (await ben.pull(run_max=64, extends_runs=True)).texts == ["a3"]
+
+
+@staged
+async def test_a_run_gets_no_longer_behind_a_failure(scene: Scene) -> None:
+    (ann,) = await crew(scene, "ann")
+    await scene.send_keyed("a1", "a2", "a3", "a4")
+    first = await ann.pull(run_max=64, extends_runs=True)
+    await ann.settle_all(said(m.Settlement.RETRY, first, "a1"))
+    await scene.send_keyed("a5", "b1")
+    assert (await ann.pull(run_max=64, extends_runs=True)).texts == ["b1"]
+
+
+@staged
+async def test_a_run_gets_no_longer_behind_a_message_that_came_back(scene: Scene) -> None:
+    """a3 is still in hand, and must not be followed by a2."""
+    (ann,) = await crew(scene, "ann")
+    await scene.send_keyed("a1", "a2", "a3")
+    first = await ann.pull(run_max=64, extends_runs=True)
+    await ann.settle_all(said(m.Settlement.RELEASE, first, "a2"))
+    await scene.send_keyed("a4", "b1")
+    assert (await ann.pull(run_max=64, extends_runs=True)).texts == ["b1"]
+    await ann.settle_all(said(m.Settlement.ACK, first, "a1") + said(m.Settlement.RELEASE, first, "a3"))
+    assert (await ann.pull(run_max=64, extends_runs=True)).texts == ["a2", "a3", "a4"]
+
+
+@staged
+async def test_a_power_cut_and_a_lost_response_leave_a_longer_run_in_order(scene: Scene) -> None:
+    ann, ben = await crew(scene, "ann", "ben")
+    await scene.send_keyed("a1")
+    first = await ann.pull(run_max=64, extends_runs=True)
+    await scene.send_keyed("a2", "a3")
+    arrived = ann.arrived
+    lost = await ann.pull(run_max=64, extends_runs=True)
+    await scene.power_cut()
+    ann, ben = await scene.worker("ann", arrived=arrived), await scene.worker("ben")
+    again = await ann.pull(run_max=64, extends_runs=True)
+    assert (again.number, again.texts, behind(again)) == (lost.number, ["a2", "a3"], ["a2", "a3"])
+    await ann.settle_all(said(m.Settlement.RELEASE, again, "a2", "a3") + said(m.Settlement.ACK, first, "a1"))
+    handed = await ben.pull(run_max=64)
+    assert (handed.texts, handed.attempts) == (["a2", "a3"], [1, 1])
+
+
+@staged
 async def test_a_dead_letter_in_a_run_halts_the_key_by_choice(scene: Scene) -> None:
     (ann,) = await crew(scene, "ann", config=msgspec.structs.replace(BY_KEY, after_dead=AfterDead.HALT))
     await scene.send_keyed("a1", "a2", "a3")

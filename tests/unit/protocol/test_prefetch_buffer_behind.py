@@ -101,7 +101,7 @@ def test_what_has_no_key_waits_for_nobody_when_it_comes_again() -> None:
     assert stage.wire.handle(), "the pull that waits"
     stage.reconnect()
     again = stage.session.take_messages()
-    assert [(each.payload, each.attempt) for each in again] == [(b"1", 1), (b"2", 1), (b"a1", 1)]
+    assert [(each.payload, each.attempt) for each in again] == [(b"a1", 1), (b"1", 1), (b"2", 1)]
 
 
 def test_nothing_passes_one_that_failed_before_it_came_again() -> None:
@@ -117,6 +117,64 @@ def test_nothing_passes_one_that_failed_before_it_came_again() -> None:
     stage.wire.pass_time(1_100)
     (again,) = stage.session.take_messages()
     assert (again.payload, again.attempt) == (b"a1", 2)
+
+
+def longer(stage: Stage, *texts: bytes) -> None:
+    """The pull that waits is answered: these messages of key a come behind those that are here."""
+    stage.broker.produce(texts, keys=["a"] * len(texts))
+    assert stage.wire.handle()
+
+
+def test_a_message_waits_for_one_of_an_earlier_response() -> None:
+    stage = Stage(BY_KEY)
+    (first,) = begun(stage, b"a1")
+    longer(stage, b"a2", b"a3")
+    assert stage.wire.hear()
+    assert (stage.session.held_count, stage.session.take_messages()) == (3, [])
+    first.ack()
+    second = stage.session.take_messages()
+    assert payloads(second) == [b"a2"]
+    second[0].ack()
+    assert payloads(stage.session.take_messages()) == [b"a3"]
+
+
+def test_a_message_that_comes_behind_an_acked_one_begins_at_once() -> None:
+    stage = Stage(BY_KEY)
+    (first,) = begun(stage, b"a1")
+    longer(stage, b"a2", b"a3")
+    first.ack()
+    assert stage.wire.hear()
+    assert payloads(stage.session.take_messages()) == [b"a2"]
+
+
+def test_a_message_that_comes_behind_a_failed_one_goes_back() -> None:
+    """The broker answered the pull before it knew of the failure."""
+    stage = Stage(BY_KEY)
+    (first,) = begun(stage, b"a1")
+    longer(stage, b"a2", b"a3")
+    first.retry()
+    assert stage.wire.hear()
+    assert stage.session.take_messages() == []
+    stage.wire.settle_down()
+    assert stage.broker.held() == 0
+    stage.wire.pass_time(1_100)
+    (again,) = stage.session.take_messages()
+    assert (again.payload, again.attempt) == (b"a1", 2)
+    again.ack()
+    stage.wire.settle_down()
+    assert payloads(stage.session.take_messages()) == [b"a2"]
+
+
+def test_the_last_message_of_a_key_is_forgotten_when_its_outcome_is_confirmed() -> None:
+    stage = Stage(BY_KEY)
+    for number in range(12):
+        texts = [b"%d-%d" % (number, each) for each in range(1_000)]
+        stage.broker.produce(texts, keys=[text.decode() for text in texts])
+        stage.wire.settle_down()
+        while found := stage.session.take_messages():
+            stage.session.ack(found)
+            stage.wire.settle_down()
+    assert len(stage.session._behind._tail_lots) < 6_000
 
 
 def test_to_go_on_after_a_pause_begins_nothing_when_the_lease_may_have_run_out() -> None:

@@ -29,7 +29,8 @@ on its way to dead letter. The active member holds everything that is held, so i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -92,17 +93,21 @@ def choose(
         if not left:
             end = offset
             break
-        may_follow = run_room.get(key, -1) if key != NO_KEY else -1
-        if may_follow < 0:
-            if key == NO_KEY or not (key in out or keys.rests_until(key, now_ms)):
-                if key in beside:
-                    end = offset
-                    break
+        may_follow = run_room.get(key)
+        if may_follow is None:
+            if key in out:
+                may_follow = runs.next_room_of(key)
+            elif keys.rests_until(key, now_ms):
+                may_follow = 0
+            elif key in beside:
+                end = offset
+                break
+            else:
                 chosen.append(offset)
-                run_room[key] = runs.most
                 left -= 1
+                if key != NO_KEY:
+                    run_room[key] = runs.most
                 continue
-            may_follow = run_room[key] = runs.next_room_of(key) if key in out else 0
         if parked_left <= 0:
             end = offset
             break
@@ -223,18 +228,10 @@ def runs_of(offsets: Sequence[int], first: int) -> tuple[Range, ...]:
     """Ascending offsets from `first` as ranges of sequences."""
     if isinstance(offsets, range):
         return ((first + offsets.start, len(offsets)),) if offsets else ()
-    runs: list[Range] = []
-    begin = previous = None
-    for each in offsets:
-        if previous is None or begin is None:
-            begin = each
-        elif each != previous + 1:
-            runs.append((first + begin, previous + 1 - begin))
-            begin = each
-        previous = each
-    if begin is not None and previous is not None:
-        runs.append((first + begin, previous + 1 - begin))
-    return tuple(runs)
+    if not offsets:
+        return ()
+    breaks = [at for at, (one, other) in enumerate(pairwise(offsets), 1) if other - one != 1]
+    return tuple([(first + offsets[at], end - at) for at, end in pairwise((0, *breaks, len(offsets)))])
 
 
 FULL_MEMORY = (
@@ -363,7 +360,7 @@ class KeyedChoice(LotSelection):
         self._beside = asked.beside
         behind_max = min(asked.run_max, limits.RUN_MESSAGES_MAX) - 1 if state.config.may_run else 0
         may_extend = asked.extends_runs and behind_max > 0 and not state.roster.has_other_hungry(member)
-        self._runs = Runs(state.keys, max(behind_max, 0), _begun_once(member) if may_extend else None)
+        self._runs = Runs(state.keys, max(behind_max, 0), partial(_begun_once, member) if may_extend else None)
         self._runs_max = asked.messages_max if may_extend else asked.messages_max // 2
 
     def made(self, fresh: Range | None) -> PullDecision:

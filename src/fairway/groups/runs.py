@@ -8,7 +8,7 @@ first: their batches are sent whole, and a response with messages of few batches
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 from fairway.groups.keys import NO_KEY, Keys
@@ -17,13 +17,14 @@ from fairway.groups.keys import NO_KEY, Keys
 class Runs:
     """The messages of one response that go out behind others of their keys."""
 
-    __slots__ = ("_held", "_keys", "_parking", "_room", "_taken", "chosen", "most")
+    __slots__ = ("_find_held", "_held", "_keys", "_parking", "_room", "_taken", "chosen", "most")
 
-    def __init__(self, keys: Keys, most: int, held: set[int] | None = None) -> None:
-        """`most` messages may be out behind a head; 0: no runs. `held`: what the consumer holds at the first attempt,
-        if runs may get longer behind those; None: they may not."""
+    def __init__(self, keys: Keys, most: int, find_held: Callable[[], set[int]] | None = None) -> None:
+        """`most` messages may be out behind a head; 0: no runs. `find_held` finds what the consumer holds at the first
+        attempt, if runs may get longer behind those; None: they may not."""
         self._keys = keys
-        self._held = held
+        self._find_held = find_held
+        self._held: set[int] | None = None
         self.most = most
         self.chosen: list[int] = []  # sequences
         self._room: dict[int, int] = {}  # by key: how many may go out in this response; 0 if none may
@@ -41,6 +42,8 @@ class Runs:
         """How many messages of a key that is out may go out behind it."""
         room = self._room.get(key)
         if room is None:
+            if self._held is None and self._find_held is not None:
+                self._held = self._find_held()
             keys = self._keys
             is_ours = self._held is not None and keys.is_all_in(key, self._held)
             room = self._room[key] = self.most - len(keys.following_of(key)) if is_ours else 0
@@ -65,7 +68,7 @@ class Runs:
     def grow(self, room: int) -> int:
         """Let `room` messages that wait go out, an equal share of each key; returns how many there are."""
         waiting = self._keys.waiting_keys | self._parking.keys()
-        if self._held is None:
+        if self._find_held is None:
             waiting &= self._room.keys()
         growing = {key: count for key in waiting if (count := min(self.room_of(key), self._waiting(key)))}
         before = len(self.chosen)

@@ -56,6 +56,8 @@ _KINDS: Final = {
 _WORDS: Final = {ACK: "acked", SENT_ACK: "acked", RETRY: "retried", REJECT: "rejected", RELEASE: "released"}
 _FILL: Final = [bytes([code]) * limits.LOT_MESSAGES_MAX for code in range(GONE + 1)]
 _RUNS: Final = [re.compile(re.escape(bytes([code])) + b"+") for code in range(GONE + 1)]
+_IS_HERE: Final = bytes(int(code != ABSENT) for code in range(256))
+_IS_OWED: Final = bytes(int(code not in (ABSENT, DONE, GONE)) for code in range(256))
 _SAID: Final = re.compile(b"[\x04\x05\x06]")
 
 
@@ -343,7 +345,11 @@ class ConsumerLot:
 
     def inherit(self, older: ConsumerLot) -> None:
         """Take over unfinished messages of an older lot that are also here; they are not delivered from this lot."""
-        for sequence in range(max(self.first, older.first), min(self.end, older.end)):
+        first, end = max(self.first, older.first), min(self.end, older.end)
+        ours = self.state[first - self.first : end - self.first].translate(_IS_HERE)
+        theirs = older.state[first - older.first : end - older.first].translate(_IS_OWED)
+        shared = int.from_bytes(ours, "little") & int.from_bytes(theirs, "little")
+        for sequence in range(first, end) if shared else ():
             here, there = sequence - self.first, sequence - older.first
             code = older.state[there]
             if self.state[here] == ABSENT or code in (ABSENT, DONE, GONE):

@@ -88,7 +88,7 @@ class PrefetchTarget:
 _NO_KEY = 0  # the hash of a message without a key
 _UNSETTLED = frozenset({WAITING, OPEN, LINKED})
 _Queue: TypeAlias = tuple[ConsumerLot, int, list[tuple[int, ConsumerLot, LazyBatch]]]
-_TAILS_MIN: Final = 4_096  # beyond this many and twice those needed, the list forgets tails
+_TAILS_MIN: Final = 8_192  # beyond this many, and twice those needed, the list forgets tails
 
 
 class KeyWaitList:

@@ -64,7 +64,7 @@ def expiry_acks() -> AbstractContextManager[None]:
 
 
 def unarrived_is_forgotten() -> AbstractContextManager[None]:
-    def unarrived(state: GroupState, member: Member) -> PullDecision | None:
+    def unarrived(state: GroupState, member: Member, now_ms: int) -> PullDecision | None:
         return None
 
     return swapped(pull, "_unarrived", unarrived)
@@ -208,7 +208,7 @@ BUGS: dict[str, Bug] = {
         "who comes last is active, whatever others hold",
         order.youngest_is_active,
         frozenset({_P.ORDER}),
-        seeds=range(4, 9),
+        seeds=range(4, 13),
         has_policies=True,
     ),
     "dying-unwritten": Bug(

@@ -63,7 +63,7 @@ URGENT_BYTES_MAX = 64 * KIB  # a request that does not wait and is no larger fin
 SENTENCE_CHARS_MAX = 500  # of a refusal or a goodbye, with everything that the sentence quotes
 FEATURES_MAX = 64  # in a handshake
 # of batches of one connection on their way into the log: whoever sends next waits for all that was appended before
-UNSTORED_BYTES_MAX = MIB
+UNSTORED_BYTES_MAX = 512 * KIB
 CONNECTION_REQUESTS_MAX = 1_024  # in flight on one connection: a thousand single messages at once
 HEARTBEAT_MS = 10_000  # three missed are 30 s, less than most middleboxes allow an idle connection
 HEARTBEAT_MS_MIN = 100  # below it 2,000 idle connections would cost more than the work

@@ -183,11 +183,13 @@ class Consumers(RuleBasedStateMachine):
 
     @rule(name=names, at=picks, after=st.sampled_from([None, 0, 0.1]))
     def retry(self, name: str, at: int, after: float | None) -> None:
-        self.users[name].session.retry(self.users[name].pick(at), after, "again")
+        for message in self.users[name].pick(at):
+            message.retry(after, "again")
 
     @rule(name=names, at=picks)
     def release(self, name: str, at: int) -> None:
-        self.users[name].session.release(self.users[name].pick(at))
+        for message in self.users[name].pick(at):
+            message.release()
 
     @rule(name=names)
     def pause_or_resume(self, name: str) -> None:

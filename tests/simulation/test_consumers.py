@@ -26,8 +26,10 @@ class Shop:
         rng = scene.sim.rng.child(name)
         self.wire = LoopLine(scene.sim.net.host(name), scene.clock, rng, BROKER, PORT)
         options = ConsumerOptions(SUBJECT, GROUP, name, prefetch_messages=1 + rng.below(30))
-        self.session = ConsumerSession(options, scene.clock, rng, on_messages=self.take, on_change=self.wire.wake)
-        self.wire.add(self.session, self.session.detach)
+        self.session = ConsumerSession(
+            *(options, scene.clock, rng), on_messages=self.take, on_change=self.wire.wake, call=self.wire.line.call
+        )
+        self.wire.add(self.session, self.session.detach, is_on_call=True)
         self.held: dict[object, Message] = {}
         self.confirmed: set[object] = set()
         self.seen: set[bytes] = set()

@@ -26,8 +26,10 @@ class LoopLine(asyncio.Protocol):
         self._gone = asyncio.Event()
         self._task = self._loop.create_task(self._dial())
 
-    def add(self, session: ClientSession, on_lost: Callable[[], None] | None = None) -> None:
-        self.line.add(session, self._clock.monotonic_ns(), on_lost)
+    def add(
+        self, session: ClientSession, on_lost: Callable[[], None] | None = None, *, is_on_call: bool = False
+    ) -> None:
+        self.line.add(session, self._clock.monotonic_ns(), on_lost, is_on_call=is_on_call)
         self.wake()
 
     def wake(self) -> None:

@@ -187,9 +187,10 @@ def logged_session(
     log: ClientLog | None,
     *,
     broker_group: str = "",
+    on_news: Callable[[], None],
     decoded: DecodedBatches | None = None,
 ) -> ConsumerSession:
-    """A consumer's session for this connection, which reports to the log, if there is one."""
+    """A consumer's session for this connection, on call, which reports to the log, if there is one."""
     line = connection.core.line
     return ConsumerSession(
         options,
@@ -197,6 +198,8 @@ def logged_session(
         rng,
         on_event=None if log is None else log.listener(line),
         on_change=connection.link.stir,
+        call=line.call,
+        on_news=on_news,
         on_join_delayed=JoinLog(line, log),
         broker_group=broker_group,
         decoded=decoded,

@@ -12,8 +12,8 @@ The session sends one PULL at a time. Settlements leave at once while none is in
 linger. After every new connection the session joins again before it sends anything else. Each JOIN carries the secret
 that the session drew at its start, so the session resumes on any connection and at any copy of the broker.
 
-`Message`'s methods and `ack`, `retry`, `reject`, `release` may be called from any thread. The session calls `on_change`
-from any thread, to ask for a call of `asks` soon. All other methods need the line's thread or its owner's lock.
+`Message`'s methods and `ack` may be called from any thread. The session calls `on_change` from any thread, to ask for a
+call of `asks` soon. All other methods need the line's thread or its owner's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fairway.protocol.consumer_options import (
     JoinDelayed,
     Paused,
 )
-from fairway.protocol.delivery import After, DecodedBatches, Message, Unpacker, ack_all
+from fairway.protocol.delivery import DecodedBatches, Message, Unpacker, ack_all
 from fairway.protocol.line import NS_PER_MS, Answer, Ask, ConnectionLost, RequestOutcome
 from fairway.protocol.lots import Hook, SettlementQueue, StaleSettlement
 from fairway.protocol.messages import ControlMessage as Control
@@ -71,6 +71,10 @@ _PASSING = frozenset(
 _JOIN_AGAIN = frozenset({Code.NOT_A_MEMBER, Code.STALE_CONFIG, Code.NO_SUCH_GROUP})
 
 
+def _nothing(*_: object) -> None:
+    """For callbacks that the owner does not need."""
+
+
 class ConsumerSession:
     """A consumer's session. `drain` or an `error` ends the session; then `is_finished` is True."""
 
@@ -82,16 +86,20 @@ class ConsumerSession:
         *,
         on_messages: Callable[[list[Message]], None] | None = None,
         on_event: Callable[[ConsumingEvent], None] | None = None,
-        on_change: Callable[[], None] | None = None,
+        on_change: Callable[[], None] = _nothing,
+        call: Callable[[ConsumerSession], None] = _nothing,
+        on_news: Callable[[], None] = _nothing,
         on_join_delayed: Callable[[JoinDelayed], None] | None = None,
         broker_group: str = "",
         decoded: DecodedBatches | None = None,
     ) -> None:
         """With `on_messages` the session pushes messages as they arrive; otherwise `take_messages` has them. All
-        sessions of one consumer share `decoded`; None: this session has a budget of its own."""
+        sessions of one consumer share `decoded`; None: this session has a budget of its own. `call` is `Line.call` of a
+        session on call. `on_news` is called when there may be messages, or an outcome was confirmed."""
         self.options = options
         self.consumer = options.consumer or f"c-{rng.bits(64):016x}"
         self.group = str(GroupName.parse(f"{options.group}.{self.consumer}")) if options.is_broadcast else options.group
+        self._place = options.subject, self.group, self.consumer
         self._secret = new_secret(rng)
         self.error: FairwayError | None = None  # why the session ended by itself
         self.is_finished = False
@@ -102,7 +110,10 @@ class ConsumerSession:
         self._on_messages = on_messages
         self._on_event = on_event
         self._on_join_delayed = on_join_delayed
-        self._settlements = SettlementQueue(options.subject, options.group, clock, on_change, broker_group)
+        self._on_change = on_change
+        self._on_news = on_news
+        self._call = call
+        self._settlements = SettlementQueue(options.subject, options.group, clock, self._wake, broker_group)
         self._settlements.is_watched = on_event is not None
         self._clock = clock
         self._lease = self._settlements.lease
@@ -120,17 +131,15 @@ class ConsumerSession:
         self._ahead = PrefetchTarget(options.prefetch_messages, is_bound=on_messages is None)
         self._pulling = 0  # messages that the last PULL asked for
         self._attempts = {doing: Attempts(rng) for doing in Doing}
-        self._is_open = False
-        self._is_joined = False
-        self._joined_ns = 0
-        self._join_sent_ns = 0
+        self._is_open = self._is_joined = False
+        self._joined_ns = self._join_sent_ns = 0
         self._is_cramped = False
         self._unreadable = 0
         self._life = 0  # counts connections
         self._stumbles = 0  # failures in strict order that the session has acted on
-        self._room_since_ns: int | None = None
         self._spoke_ns = 0  # when the last request that renews the lease was sent
         self._is_draining = False
+        self._room_since_ns: int | None = None
         self._leave_at_ns: int | None = None
 
     # --- the user ----------------------------------------------------------------------------------------------------
@@ -146,6 +155,7 @@ class ConsumerSession:
         now_ns = self._clock.monotonic_ns()
         if self._behind.count and (most is None or self._buffer.count < most):
             self._admit(now_ns)
+        self._call(self)  # there may be room to pull
         try:
             return self._buffer.take(most, now_ns)
         except RemoteProtocolError as error:  # the checksum was right, so the same bytes would come again
@@ -172,6 +182,10 @@ class ConsumerSession:
         """Whether `take_messages` has messages, or may have some now that others have been settled."""
         return self._buffer.count > 0 or self._behind.count > 0
 
+    def _wake(self) -> None:
+        self._call(self)
+        self._on_change()
+
     @property
     def held_count(self) -> int:
         """Messages here whose outcome has not been sent, as of the last look; messages with handlers included."""
@@ -188,23 +202,8 @@ class ConsumerSession:
         return self._settler.is_idle
 
     def ack(self, messages: Sequence[Message]) -> None:
-        """Ack all. Misuse at the first that was settled before; the earlier ones hold. The next methods do the same."""
+        """Ack all. Misuse at the first that was settled before; the earlier ones hold."""
         ack_all(messages)
-
-    def retry(self, messages: Sequence[Message], after: After | None = None, reason: str = "") -> None:
-        """Give all back for another attempt `after` seconds (or a timedelta); None: the group's own backoff."""
-        for message in messages:
-            message.retry(after, reason)
-
-    def reject(self, messages: Sequence[Message], reason: str = "") -> None:
-        """Make all dead letters at once."""
-        for message in messages:
-            message.reject(reason)
-
-    def release(self, messages: Sequence[Message]) -> None:
-        """Hand all back untouched; the attempts do not count."""
-        for message in messages:
-            message.release()
 
     def when_settled(self, messages: Sequence[Message], call: Hook) -> None:
         """`call(None)` once the broker has confirmed the outcome of all `messages`. If that cannot happen, the call
@@ -264,7 +263,10 @@ class ConsumerSession:
             return asks
         while self._behind.count and self._admit(now_ns):
             self._push()
-        self._settler.gather(now_ns, is_urgent=self._is_draining)
+            self._on_news()
+        if self._settlements.dirty:
+            self._settler.gather(now_ns, is_urgent=self._is_draining)
+            self._on_news()
         if self._stumbles != self._settlements.stumbles:
             self._stumbles = self._settlements.stumbles
             self._give_back()
@@ -295,6 +297,7 @@ class ConsumerSession:
                 self._on_refused(token, outcome, now_ns)
             else:
                 self._on_answer(token, outcome, now_ns)
+        self._on_news()
 
     def next_deadline(self) -> int | None:
         if self.is_finished or self._is_cramped or not self._is_open:
@@ -319,9 +322,8 @@ class ConsumerSession:
     def _join(self, asks: list[Ask], now_ns: int) -> None:
         if self._attempts[Doing.JOIN].may_ask(now_ns):
             options = self.options
-            known = options.config_version, self._arrived
-            policies = options.policies.encoded
-            join = Join(*self._place, *known, options.start, options.is_broadcast, policies, self._secret)
+            wanted = options.start, options.is_broadcast, options.policies.encoded
+            join = Join(*self._place, options.config_version, self._arrived, *wanted, self._secret)
             self.counts.joins += 1
             self._ask(asks, Doing.JOIN, join, now_ns)
 
@@ -343,9 +345,8 @@ class ConsumerSession:
         if due_ns is None or now_ns < due_ns or not self._attempts[Doing.PULL].may_ask(now_ns):
             return
         self._room_since_ns = None
-        wait_ms = self.lease_ms // 2
-        if self.options.wait_ms is not None:
-            wait_ms = min(self.options.wait_ms, wait_ms)
+        most_ms = self.lease_ms // 2
+        wait_ms = most_ms if self.options.wait_ms is None else min(self.options.wait_ms, most_ms)
         self._pulling = messages
         pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX, True)
         self._ask(asks, Doing.PULL, pull, now_ns)
@@ -391,10 +392,6 @@ class ConsumerSession:
         if not self._is_draining:
             return None
         return 0 if not self._unacked.held and self._settler.is_idle else self._leave_at_ns
-
-    @property
-    def _place(self) -> tuple[str, str, str]:
-        return self.options.subject, self.group, self.consumer
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -596,5 +593,7 @@ class ConsumerSession:
         self._settlements.ended = reason
         self._settler.end(error or StaleSettlement(reason))
         self._tell(Ended(error))
+        self._on_news()
         # Messages are not tracked by the garbage collector, so cycles through them must be cut here.
         self._on_messages = self._on_event = self._settlements.on_change = None
+        self._on_news = _nothing

@@ -14,6 +14,10 @@ line asks each session for its requests, writes them, and brings each outcome ba
 framing or a clock. Every request gets exactly one outcome. `ConnectionLost` means that nobody knows whether the broker
 carried the request out.
 
+A client has two or three sessions that the line asks at every `take`, and perhaps hundreds of consumers. So a consumer
+is *on call*: the line asks it only after `call`, after an outcome or a new connection, and when its deadline has come.
+The cost of an event does not grow with the number of sessions on call (bench/client_consume).
+
 `RetryDelays` computes the wait before the next attempt: twice as long each time, up to a bound, with random spread.
 
 Where each copy of a broker has an address of its own, one copy is the master and the others refuse as NOT_MASTER. After
@@ -27,8 +31,11 @@ one monotonic clock in ns.
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, Protocol, TypeAlias
 
 from fairway.errors import Code, Misuse, Refused
@@ -84,7 +91,7 @@ class ClientSession(Protocol):
         """The connection is open, for the first time or again; the broker may have restarted meanwhile."""
 
     def asks(self, room: int, now_ns: int) -> Iterable[Ask]:
-        """Requests to send now, at most `room`. The line calls this after every change and at every deadline."""
+        """Requests to send now, at most `room`. The line calls this at every `take`, or if on call, when called."""
 
     def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
         """Take the outcome of a request."""
@@ -173,6 +180,7 @@ class CircuitBreaker:
 Callback = Callable[[], None]
 
 NEVER_NS = 1 << 63
+_OLD_ALARMS_MAX = 64  # of all sessions on call, and one for each
 STRAY_MS = 500  # wait for answers of a copy that is not master: it refuses whatever it has read, which takes no time
 STRAY_WAIT_MS_MAX = 500  # between attempts at copies that are not master: the next master is about to be elected
 
@@ -229,32 +237,53 @@ class Line:
         )
         self._is_moved = False  # `move` was called: dial again without a wait
         self._moves_on = False
-        self._sessions: list[ClientSession] = []
+        self._sessions: list[ClientSession] = []  # asked at every `take`
+        self._dues: dict[ClientSession, int | None] = {}  # sessions on call, with their deadlines
+        self._alarms: list[tuple[int, int, ClientSession]] = []  # a heap of these; an alarm that is no deadline is old
+        self._alarm_numbers = count()
+        self._called: deque[ClientSession] = deque()  # on call, and to be asked; some twice
+        self._called_first = False
         self._on_lost: dict[int, Callable[[], None]] = {}  # by the id of the session
         self._asked: dict[int, tuple[ClientSession, Ask]] = {}  # by correlation id
         self._callbacks: list[Callback] = []
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def add(self, session: ClientSession, now_ns: int, on_lost: Callable[[], None] | None = None) -> None:
+    def add(
+        self,
+        session: ClientSession,
+        now_ns: int,
+        on_lost: Callable[[], None] | None = None,
+        *,
+        is_on_call: bool = False,
+    ) -> None:
         """Add a session; if the line is open the session gets `opened` at once. The line calls `on_lost` when a
         connection ends, also if the session has no request in flight."""
-        self._sessions.append(session)
+        if is_on_call:
+            self._dues[session] = None
+            self.call(session)
+        else:
+            self._sessions.append(session)
         if on_lost is not None:
             self._on_lost[id(session)] = on_lost
         if self.is_open:
             session.opened(now_ns)
 
+    def call(self, session: ClientSession) -> None:
+        """Have a session on call asked at the next `take`. For any thread, without the owner's lock."""
+        self._called.append(session)
+
     def remove(self, session: ClientSession) -> None:
         """Remove a session. The broker still answers its requests, and the line drops the answers."""
         self._sessions = [each for each in self._sessions if each is not session]
+        self._dues.pop(session, None)
         self._on_lost.pop(id(session), None)
         self._asked = {number: pair for number, pair in self._asked.items() if pair[0] is not session}
 
     @property
     def sessions(self) -> int:
         """The number of sessions."""
-        return len(self._sessions)
+        return len(self._sessions) + len(self._dues)
 
     def run_later(self, callback: Callback) -> None:
         """For sessions: have the owner call `callback` without its lock."""
@@ -288,6 +317,11 @@ class Line:
     def next_deadline(self) -> int | None:
         """When the owner must call `take` although nothing happens; None: never."""
         dues = [due for session in self._sessions if (due := session.next_deadline()) is not None]
+        alarms = self._alarms
+        while alarms and self._dues.get(alarms[0][2]) != alarms[0][0]:
+            heapq.heappop(alarms)
+        if alarms:
+            dues.append(alarms[0][0])
         if self._connection is not None and (due := self._connection.next_deadline()) is not None:
             dues.append(due)
         if self._leave_at_ns is not None and self._connection is not None and not self.is_over():
@@ -379,14 +413,54 @@ class Line:
     # --- within ------------------------------------------------------------------------------------------------------
 
     def _collect(self, connection: Connection | None, now_ns: int) -> None:
-        """Ask every session; then the first goes to the back, so that no session takes all the room."""
+        """Ask the sessions. Each time another one is the first, so that no session takes all the room."""
         sessions = self._sessions
+        self._called_first = not self._called_first
+        if self._called_first:
+            self._collect_called(connection, now_ns)
         for session in tuple(sessions):
             room = connection.room if connection is not None else 0
             for ask in session.asks(room, now_ns):
                 self._ask(session, ask, now_ns)
         if len(sessions) > 1:
             sessions.append(sessions.pop(0))
+        if not self._called_first:
+            self._collect_called(connection, now_ns)
+
+    def _collect_called(self, connection: Connection | None, now_ns: int) -> None:
+        """Ask the sessions that were called or are due. Those for whom there is no room stay called, in order."""
+        called, alarms, dues = self._called, self._alarms, self._dues
+        while alarms and alarms[0][0] <= now_ns:
+            due_ns, _, session = heapq.heappop(alarms)
+            if dues.get(session) == due_ns:
+                dues[session] = None
+                called.append(session)
+        for _ in range(len(called)):
+            room = connection.room if connection is not None else 0
+            if not room and connection is not None and connection.is_open:
+                return
+            session = called.popleft()
+            if session not in dues:
+                continue
+            asks = list(session.asks(room, now_ns))
+            for ask in asks:
+                self._ask(session, ask, now_ns)
+            if room and len(asks) >= room:
+                called.append(session)  # it may want more
+            self._set_alarm(session)
+
+    def _set_alarm(self, session: ClientSession) -> None:
+        """Set the alarm of a session on call, after it was asked."""
+        due_ns = session.next_deadline()
+        if due_ns == self._dues[session]:
+            return
+        self._dues[session] = due_ns
+        if due_ns is None:
+            return
+        heapq.heappush(self._alarms, (due_ns, next(self._alarm_numbers), session))
+        if len(self._alarms) > 2 * len(self._dues) + _OLD_ALARMS_MAX:
+            self._alarms = [(due, next(self._alarm_numbers), of) for of, due in self._dues.items() if due is not None]
+            heapq.heapify(self._alarms)
 
     def _ask(self, session: ClientSession, ask: Ask, now_ns: int) -> None:
         connection = self._connection
@@ -416,7 +490,8 @@ class Line:
             self.trouble = None
             if self._on_open is not None:
                 self._on_open(now_ns)
-            for session in tuple(self._sessions):
+            self._called.extend(self._dues)
+            for session in (*self._sessions, *self._dues):
                 session.opened(now_ns)
         elif isinstance(event, PeerLeaving):
             self._retry_after_ms = event.retry_after_ms
@@ -426,6 +501,8 @@ class Line:
         if asked is not None:  # otherwise its session has been removed
             session, ask = asked
             session.answered(ask.token, outcome, now_ns)
+            if session in self._dues:
+                self._called.append(session)
 
     def _notice_end(self, now_ns: int) -> None:
         """If the connection has ended, report every request in flight as lost."""
@@ -434,6 +511,7 @@ class Line:
             return
         self._retry_after_ms = _longer(self._retry_after_ms, closed)
         asked, self._asked = self._asked, {}
+        self._called.extend(self._dues)
         for session, ask in asked.values():
             session.answered(ask.token, ConnectionLost(closed.sentence), now_ns)
         for tell in tuple(self._on_lost.values()):

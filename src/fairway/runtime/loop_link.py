@@ -8,6 +8,7 @@ a parameter, real or simulated.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -41,18 +42,23 @@ class LoopLinkFailed(FairwayError):
 class ChangeWaiters:
     """The tasks of one loop that wait for a change."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] | None = None) -> None:
+        """`check` raises if there will be no change any more."""
         self._waiters: list[asyncio.Future[None]] = []
+        self._check = check
 
     def check(self) -> None:
         """Raise if there will be no change any more. A waiting task calls this before each look."""
+        if self._check is not None:
+            self._check()
 
     def announce(self) -> None:
         """Make the tasks look again."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
     async def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Return True once a change makes `is_ready` true, False after the timeout."""
@@ -94,6 +100,7 @@ class LoopLink(ChangeWaiters):
         self._timer_ns = 0  # when it is due: a handle cannot say so (uvloop has plain ones for less than 0.5 ms)
         self._is_stirred = False
         self._failure: BaseException | None = None
+        self._others: weakref.WeakSet[ChangeWaiters] = weakref.WeakSet()  # that a failure must wake, too
         self._keeper = self._loop.create_task(self._keep(), name="fairway-link")
         self._keeper.add_done_callback(self._on_keeper_done)
 
@@ -148,6 +155,12 @@ class LoopLink(ChangeWaiters):
                 self._wire.transport.abort()
         self.stir()
 
+    def new_waiters(self) -> ChangeWaiters:
+        """Waiters for a part of the line, whose owner announces its changes. The link wakes them if it fails."""
+        waiters = ChangeWaiters(self.check)
+        self._others.add(waiters)
+        return waiters
+
     async def close(self, timeout_s: float) -> None:
         """Say goodbye, if there is time for that, and end."""
         self._line.close(self._clock.monotonic_ns())
@@ -201,13 +214,17 @@ class LoopLink(ChangeWaiters):
             self.pump()
         except BaseException as error:
             self._failure = error
-            self.announce()
+            self._announce_end()
             raise
 
     def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
         if not keeper.cancelled() and (failure := keeper.exception()) is not None:
             self._failure = failure
-        self.announce()
+        self._announce_end()
+
+    def _announce_end(self) -> None:
+        for waiters in (self, *self._others):
+            waiters.announce()
 
     # --- the connection ----------------------------------------------------------------------------------------------
 

@@ -135,6 +135,44 @@ def _silence(wakeup: socket.socket) -> None:
         wakeup.recv(4096)
 
 
+class ThreadWaiters:
+    """The threads that wait for a change in a part of a link's core. Whoever announces a change wakes only those whose
+    wait is over: to wake a thread costs more than to look for it."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._waiting: dict[Gate, Callable[[], bool]] = {}  # under the link's lock
+
+    def announce(self) -> None:
+        """Wake the threads whose wait is over. Call it with the lock."""
+        if self._waiting:
+            is_over = self._link.is_dead
+            for gate, is_ready in self._waiting.items():
+                if is_over or is_ready():
+                    gate.open()
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until a change makes `is_ready` true; False after the timeout.
+
+        Call it without the lock; `is_ready` is called with the lock, by any thread.
+        """
+        link, gate = self._link, Gate()
+        link.refuse_reader()
+        with link.lock:
+            if link.is_dead or is_ready():
+                gate.open()
+            else:
+                self._waiting[gate] = is_ready
+        try:
+            is_told = gate.wait(timeout_s)
+        finally:
+            with link.lock:
+                self._waiting.pop(gate, None)
+                is_so = is_ready()
+        link.check()
+        return is_told or is_so
+
+
 class LinkFailed(FairwayError):
     """A bug ended the reader thread; the cause is attached."""
 
@@ -153,7 +191,8 @@ class Link:
         """`at_exit` is called if the interpreter ends before `close`: it flushes the core and closes."""
         self.core = core
         self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
+        self._changed = ThreadWaiters(self)
+        self._others: weakref.WeakSet[ThreadWaiters] = weakref.WeakSet()  # that a failure must wake, too
         self._addresses = list(addresses)
         self._redirected: list[Address] | None = None  # to be dialed instead from now on; under `lock`
         self._address: Address | None = None  # of the current connection, or the last one
@@ -202,17 +241,20 @@ class Link:
         if self._failure is not None:
             raise LinkFailed("the thread that reads from the broker has failed") from self._failure
 
-    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a change of the core makes `is_ready` true; False after the timeout.
-
-        Call it without the lock; `is_ready` is called with the lock.
-        """
+    def refuse_reader(self) -> None:
         if self.in_reader:
             raise Misuse("a callback runs in the thread that reads: it must not wait for what that thread brings")
-        with self._changed:
-            is_so = self._changed.wait_for(lambda: is_ready() or self._is_dead, timeout_s)
-        self.check()
-        return is_so
+
+    def new_waiters(self) -> ThreadWaiters:
+        """Waiters for a part of the core, whose owner announces its changes. The link wakes them if it fails."""
+        waiters = ThreadWaiters(self)
+        with self.lock:
+            self._others.add(waiters)
+        return waiters
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until a change of the core makes `is_ready` true; False after the timeout. See `ThreadWaiters.wait`."""
+        return self._changed.wait(is_ready, timeout_s)
 
     def wait_told(self, register: Callable[[Callable[[], None]], None], timeout_s: float | None = None) -> bool:
         """Wait until the registered callback is called; False after the timeout. `register` is called with the lock,
@@ -220,8 +262,7 @@ class Link:
 
         For many threads that wait at once for different things: each callback wakes only its own thread.
         """
-        if self.in_reader:
-            raise Misuse("a callback runs in the thread that reads: it must not wait for what that thread brings")
+        self.refuse_reader()
         gate = Gate()
         with self.lock:
             self.check()
@@ -235,12 +276,13 @@ class Link:
         return is_told
 
     @property
-    def _is_dead(self) -> bool:
+    def is_dead(self) -> bool:
+        """Whether there will be no change any more."""
         return self.is_orphan or self._failure is not None
 
     def announce(self) -> None:
         """Wake the waiting callers, after a change without any bytes. Call it with the lock."""
-        self._changed.notify_all()
+        self._changed.announce()
 
     def pump(self) -> None:
         """Write the core's output, as far as the socket takes it. Call it without the lock, after a change."""
@@ -272,7 +314,7 @@ class Link:
             if leader is not None and (self._socket is None or self._address != leader):
                 self.core.move(self._clock.monotonic_ns())
                 self._cut()
-            self._changed.notify_all()
+            self._changed.announce()
         self._wake()
 
     def close(self, timeout_s: float) -> None:
@@ -296,7 +338,7 @@ class Link:
                     self._do_due()
                     return
                 self._unsent.extend(map(memoryview, self.core.take(self._clock.monotonic_ns())))
-                self._changed.notify_all()  # requests whose time is over have ended
+                self._changed.announce()  # requests whose time is over have ended
                 self._callbacks += self.core.callbacks()
                 self.schedule()
             if self._callbacks and not self.in_reader:
@@ -310,7 +352,7 @@ class Link:
     def _do_due(self) -> None:
         """Not connected, with the lock: nothing can be written, but work may be due, or go elsewhere."""
         self.core.take(self._clock.monotonic_ns())
-        self._changed.notify_all()
+        self._changed.announce()
         self._callbacks += self.core.callbacks()
         if self._callbacks:
             self.stir()
@@ -365,7 +407,8 @@ class Link:
         finally:
             self._hang_up()
             with self.lock:
-                self._changed.notify_all()
+                for waiters in (self._changed, *self._others):
+                    waiters.announce()
                 if self._failure is not None:
                     for gate in tuple(self._gates):
                         gate.open()
@@ -401,14 +444,14 @@ class Link:
             return
         with self.lock:
             self.core.feed(data, self._clock.monotonic_ns())
-            self._changed.notify_all()
+            self._changed.announce()
 
     def _drop(self, sentence: str) -> None:
         """The connection is gone, or no longer wanted."""
         self._hang_up()
         with self.lock:
             self.core.lost(sentence, self._clock.monotonic_ns())
-            self._changed.notify_all()
+            self._changed.announce()
 
     def _hang_up(self) -> None:
         with self._writing, self.lock:
@@ -458,7 +501,7 @@ class Link:
             is_time = due_ns is not None and due_ns <= self._clock.monotonic_ns()
             if not is_time:
                 self.core.take(self._clock.monotonic_ns())  # nothing can be written, but work may be due
-                self._changed.notify_all()
+                self._changed.announce()
         if is_time:
             self._dial()
         else:
@@ -481,7 +524,7 @@ class Link:
         with self.lock:
             sentence = f"cannot connect to {'; '.join(problems)}" if problems else NOBODY
             self.core.unreachable(sentence, self._clock.monotonic_ns())
-            self._changed.notify_all()
+            self._changed.announce()
 
     def _to_dial(self) -> tuple[Address, ...]:
         with self.lock:
@@ -497,7 +540,7 @@ class Link:
         with self.lock:
             self._socket = connection
             self.core.connected(self._clock.monotonic_ns())
-            self._changed.notify_all()
+            self._changed.announce()
         self.pump()
 
     # --- the rest ----------------------------------------------------------------------------------------------------
@@ -520,7 +563,7 @@ class Link:
         """Disable this link in a forked child, where no lock can be trusted to be free."""
         self.is_orphan = True
         self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
+        self._changed = ThreadWaiters(self)
         self._writing = threading.Lock()
         if self._socket is not None:
             self._socket.close()  # the child's copy: the parent's conversation goes on

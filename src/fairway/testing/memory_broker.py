@@ -83,6 +83,10 @@ class MemoryLink:
     def check(self) -> None:
         self._inner.check()
 
+    def new_waiters(self) -> MemoryLink:
+        """The link itself: it looks at what is waited for after every change."""
+        return self
+
     def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Let virtual time pass until `is_ready()`, or until the timeout has passed."""
         limit_s = FOR_EVER_S if timeout_s is None else timeout_s

@@ -195,7 +195,8 @@ def test_acks_are_folded_to_ranges() -> None:
 def test_retries_with_the_same_words_are_one_outcome() -> None:
     stage = Stage()
     messages = stage.begin(*(b"%d" % number for number in range(6)))
-    stage.session.retry(messages[:4], after=1, reason="down")
+    for message in messages[:4]:
+        message.retry(after=1, reason="down")
     messages[4].retry(after=2, reason="down")
     messages[5].reject("bad")
     stage.wire.settle_down()

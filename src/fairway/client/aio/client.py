@@ -317,10 +317,11 @@ class AioClient:
         if self._cluster_client is not None:
             return self._cluster_consumer(self._cluster_client, connection, options)
         link, line = connection.link, connection.core.line
-        session = logged_session(options, connection, self._clock, self._rng, self._log)
-        made = AioConsumer(session, partial(line.remove, session), link, self._clock, self._consumers.remove)
+        news = link.new_waiters()
+        session = logged_session(options, connection, self._clock, self._rng, self._log, on_news=news.announce)
+        made = AioConsumer(session, partial(line.remove, session), link, news, self._clock, self._consumers.remove)
         self._consumers.append(made)
-        line.add(session, self._clock.monotonic_ns(), session.detach)
+        line.add(session, self._clock.monotonic_ns(), session.detach, is_on_call=True)
         link.stir()
         return made
 
@@ -335,7 +336,7 @@ class AioClient:
             cluster_client.leave(cluster_consumer)
             self._consumers.remove(consumer)
 
-        made = AioConsumer(cluster_consumer, cluster_consumer.forget, link, self._clock, left)
+        made = AioConsumer(cluster_consumer, cluster_consumer.forget, link, link, self._clock, left)
         self._consumers.append(made)
         cluster_client.join(cluster_consumer)
         return made

@@ -11,7 +11,7 @@ from fairway.client.core import Duration, end_of, seconds_of
 from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
-from fairway.runtime.loop_link import LoopLink
+from fairway.runtime.loop_link import ChangeWaiters, LoopLink
 
 
 class AioConsumer(TakenMessages):
@@ -24,10 +24,13 @@ class AioConsumer(TakenMessages):
         session: Source,
         forget: Callable[[], None],
         link: LoopLink | AioConsumerLink,
+        news: ChangeWaiters,
         clock: Clock,
         on_close: Callable[[AioConsumer], None],
     ) -> None:
+        """`news` is announced after changes of this consumer alone."""
         super().__init__(session, forget, link, clock)
+        self._news = news
         self._on_close = on_close
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -59,7 +62,7 @@ class AioConsumer(TakenMessages):
             left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
             if self._is_stopped or (left_s is not None and left_s <= 0):
                 return False
-            await self._link.wait(self._has_news, left_s)
+            await self._news.wait(self._has_news, left_s)
         return True
 
     def _take_handful(self, most: int) -> bool:
@@ -77,12 +80,13 @@ class AioConsumer(TakenMessages):
         Raises the error that has ended the consumer, if any: then the broker may not have the last settlements.
         """
         self._link.pump()
-        is_in_time = await self._link.wait(self._is_quiet, seconds_of(timeout))
+        is_in_time = await self._news.wait(self._is_quiet, seconds_of(timeout))
         self._check_lasting()
         return is_in_time
 
     def _change(self, change: Callable[[], ResultT]) -> ResultT:
         result = change()
+        self._news.announce()
         self._link.stir()
         return result
 
@@ -104,12 +108,12 @@ class AioConsumer(TakenMessages):
         self._session.drain(now_ns, now_ns)
         self._link.pump()
         try:
-            await self._link.wait(lambda: self._session.is_finished, timeout_s)
+            await self._news.wait(lambda: self._session.is_finished, timeout_s)
         finally:
             if not self._session.is_finished:
                 self._session.abandon()
             self._forget()
-            self._link.stir()  # wake tasks that still wait for messages
+            self._news.announce()  # wake tasks that still wait for messages
 
     async def __aenter__(self) -> Self:
         return self

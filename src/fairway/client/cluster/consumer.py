@@ -25,41 +25,41 @@ from fairway.names import GroupName
 from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
 from fairway.protocol.consumer_session import ConsumerSession
 from fairway.protocol.delivery import DecodedBatches, Message, ack_all
-from fairway.protocol.line import RequestOutcome
+from fairway.protocol.line import Line
 from fairway.protocol.messages import Whence
 from fairway.runtime.clock import Clock
 from fairway.runtime.rng import Rng
 
 
+class NewsLater:
+    """Calls `noticed` after the news of one session, later and without a lock; once for all news until then."""
+
+    def __init__(self, line: Line, noticed: Callable[[], None]) -> None:
+        self._line = line
+        self._noticed = noticed
+        self._is_told = False
+
+    def __call__(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._line.run_later(self._tell)
+
+    def _tell(self) -> None:
+        self._is_told = False
+        self._noticed()
+
+
 class BrokerGroupSession(Generic[ConnectionT]):
-    """The consumer's session on the connection to one broker group.
+    """The consumer's session on the connection to one broker group."""
 
-    It stands on the line in the session's place, and calls `told` after each answer, later and without a lock.
-    """
-
-    def __init__(self, name: str, connection: ConnectionT, session: ConsumerSession, told: Callable[[], None]) -> None:
+    def __init__(self, name: str, connection: ConnectionT, session: ConsumerSession) -> None:
         self.name = name
         self.connection = connection
         self.session = session
-        self.opened = session.opened
-        self.asks = session.asks
-        self.next_deadline = session.next_deadline
-        self._told = told
-        self._is_told = False
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         return self.connection.link.lock
-
-    def answered(self, token: object, outcome: RequestOutcome, now_ns: int) -> None:
-        self.session.answered(token, outcome, now_ns)
-        if not self._is_told:
-            self._is_told = True
-            self.connection.core.line.run_later(self._tell)
-
-    def _tell(self) -> None:
-        self._is_told = False
-        self._told()
 
 
 class ClusterConsumer(Generic[ConnectionT]):
@@ -123,15 +123,18 @@ class ClusterConsumer(Generic[ConnectionT]):
     def _new_session(self, name: str, connection: ConnectionT) -> BrokerGroupSession[ConnectionT]:
         start = Whence.EARLIEST if self._is_placed else self._options.start
         options = replace(self._options, start=start)
+        line = connection.core.line
+        on_news = NewsLater(line, self.noticed)
         session = logged_session(
-            options, connection, self._clock, self._rng, self._log, broker_group=name, decoded=self._decoded
-        )
-        joined = BrokerGroupSession(name, connection, session, self.noticed)
+            *(options, connection, self._clock, self._rng, self._log),
+            broker_group=name, on_news=on_news, decoded=self._decoded,
+        )  # fmt: skip
+        joined = BrokerGroupSession(name, connection, session)
         with joined.lock:
             session.set_take_count(self._take_count)
             if self.is_paused or self._is_off:
                 session.pause()
-            connection.core.line.add(joined, self._clock.monotonic_ns(), session.detach)
+            line.add(session, self._clock.monotonic_ns(), session.detach, is_on_call=True)
         return joined
 
     def noticed(self) -> None:
@@ -147,7 +150,7 @@ class ClusterConsumer(Generic[ConnectionT]):
 
     def _let_go(self, joined: BrokerGroupSession[ConnectionT]) -> None:
         with joined.lock:
-            joined.connection.core.line.remove(joined)
+            joined.connection.core.line.remove(joined.session)
         for each in fields(ConsumerCounts):
             setattr(self._past, each.name, getattr(self._past, each.name) + getattr(joined.session.counts, each.name))
 

@@ -339,10 +339,11 @@ class Client:
         if self._cluster_client is not None:
             return self._cluster_consumer(self._cluster_client, options)
         line = self._connection.core.line
-        session = logged_session(options, self._connection, self._clock, self._rng, self._log)
-        made = Consumer(session, partial(line.remove, session), link, self._clock, self._forget)
+        news = link.new_waiters()
+        session = logged_session(options, self._connection, self._clock, self._rng, self._log, on_news=news.announce)
+        made = Consumer(session, partial(line.remove, session), link, news, self._clock, self._forget)
         with link.lock:
-            line.add(session, self._clock.monotonic_ns(), session.detach)
+            line.add(session, self._clock.monotonic_ns(), session.detach, is_on_call=True)
             self._consumers.append(made)
         link.pump()
         return made
@@ -356,7 +357,7 @@ class Client:
             cluster_client.leave(cluster_consumer)
             self._forget(consumer)
 
-        made = Consumer(cluster_consumer, cluster_consumer.forget, link, self._clock, left)
+        made = Consumer(cluster_consumer, cluster_consumer.forget, link, link, self._clock, left)
         with self._link.lock:
             self._consumers.append(made)
         cluster_client.join(cluster_consumer)

@@ -11,7 +11,7 @@ from fairway.client.sync.connection import ConsumerLink
 from fairway.client.taken_messages import HANDFUL, LEAVE_S, ResultT, Source, TakenMessages, check_most
 from fairway.protocol.delivery import Message
 from fairway.runtime.clock import Clock
-from fairway.runtime.threaded_link import Link
+from fairway.runtime.threaded_link import Link, ThreadWaiters
 
 
 class Consumer(TakenMessages):
@@ -24,10 +24,13 @@ class Consumer(TakenMessages):
         session: Source,
         forget: Callable[[], None],
         link: Link | ConsumerLink,
+        news: ThreadWaiters | ConsumerLink,
         clock: Clock,
         on_close: Callable[[Consumer], None],
     ) -> None:
+        """`news` is announced after changes of this consumer alone."""
         super().__init__(session, forget, link, clock)
+        self._news = news
         self._on_close = on_close
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -58,7 +61,7 @@ class Consumer(TakenMessages):
             left_s = None if end_ns is None else (end_ns - self._clock.monotonic_ns()) / 1e9
             if self._is_stopped or (left_s is not None and left_s <= 0):
                 return False
-            self._link.wait(self._has_news, left_s)
+            self._news.wait(self._has_news, left_s)
         return True
 
     def _take_handful(self, most: int) -> bool:
@@ -67,7 +70,7 @@ class Consumer(TakenMessages):
             self._wake()
             has_some = self._grab(most)
             if len(self._in_hand) > 1:
-                self._link.announce()  # the other threads may take some, too
+                self._news.announce()  # the other threads may take some, too
         self._link.pump()  # sends settlements, and pulls more into the room that was made
         return has_some
 
@@ -79,14 +82,14 @@ class Consumer(TakenMessages):
         Raises the error that has ended the consumer, if any: then the broker may not have the last settlements.
         """
         self._link.pump()
-        is_in_time = self._link.wait(self._is_quiet, seconds_of(timeout))
+        is_in_time = self._news.wait(self._is_quiet, seconds_of(timeout))
         self._check_lasting()
         return is_in_time
 
     def _change(self, change: Callable[[], ResultT]) -> ResultT:
         with self._link.lock:
             result = change()
-            self._link.announce()
+            self._news.announce()
         self._link.pump()
         return result
 
@@ -113,13 +116,13 @@ class Consumer(TakenMessages):
             self._session.drain(now_ns, now_ns)
         self._link.pump()
         try:
-            self._link.wait(lambda: self._session.is_finished, timeout_s)
+            self._news.wait(lambda: self._session.is_finished, timeout_s)
         finally:
             with self._link.lock:
                 if not self._session.is_finished:
                     self._session.abandon()
                 self._forget()
-                self._link.announce()  # wake threads that still wait for messages
+                self._news.announce()  # wake threads that still wait for messages
 
     def __enter__(self) -> Self:
         return self

@@ -23,8 +23,9 @@ same epoch, or with the number of a response that is not earlier than the messag
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from fairway.protocol.line import NS_PER_MS, RetryDelays
 from fairway.protocol.messages import Joined
@@ -43,8 +44,7 @@ class Doing(enum.Enum):
     LEAVE = "leave"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestToken:
+class RequestToken(msgspec.Struct, frozen=True, gc=False):
     """The token of a request."""
 
     doing: Doing

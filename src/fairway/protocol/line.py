@@ -38,6 +38,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from fairway.errors import Code, Misuse, Refused
 from fairway.protocol.connection import Connection
 from fairway.protocol.connection_states import (
@@ -57,8 +59,7 @@ from fairway.runtime.buffers import Bytes
 from fairway.runtime.rng import Rng
 
 
-@dataclass(slots=True, frozen=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """A request that a session wants to make; `token` comes back with its outcome."""
 
     message: ControlMessage
@@ -66,8 +67,7 @@ class Ask:
     token: object = None
 
 
-@dataclass(slots=True, frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """The broker's answer to a request."""
 
     message: ControlMessage

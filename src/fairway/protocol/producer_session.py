@@ -223,14 +223,15 @@ class ProducerSession(Generic[PendingT, BatchT]):
         self._cut(stream)
         deadline_ns, created_ms = self._clock.monotonic_ns() + self._timeout_ns, self._clock.wall_ms()
         producer_id, first = stream.stamp
-        cut_parts: list[tuple[SealedBatch, bytes, tuple[int, int]]] = []
+        cut_parts: list[tuple[SealedBatch, bytes, MessageId]] = []
         batches: list[BatchT] = []
         for part in columns.parts(self._batch_messages_max, self._batch_bytes_max):
             pending = self._batch_type(stream.subject, self._run_later)
             pending.count = len(part.payloads)
             pending.ids = part.ids
             data = part.encode(producer_id, first, created_ms, self.options.codec)
-            cut_parts.append((SealedBatch(stream, pending, part.size_bytes, deadline_ns), data, (producer_id, first)))
+            sealed = SealedBatch(stream, pending, part.size_bytes, deadline_ns)
+            cut_parts.append((sealed, data, MessageId(producer_id, first)))
             batches.append(pending)
             first += pending.count
         for sealed, data, stamp in cut_parts:  # from here on nothing raises
@@ -425,7 +426,7 @@ class ProducerSession(Generic[PendingT, BatchT]):
             return
         for sealed, _ in handed:
             if fault is None:
-                receipt = diversion.receipt(sealed.stream.subject, sealed.pending.count, MessageId(*sealed.stamp))
+                receipt = diversion.receipt(sealed.stream.subject, sealed.pending.count, sealed.stamp)
                 self._settled(sealed, receipt)
             else:
                 self._settled(sealed, OutcomeUnknown(f"whether the spool has kept it is not known: {fault}"))

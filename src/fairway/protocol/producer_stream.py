@@ -38,6 +38,7 @@ from fairway.protocol.resend import SendOutcome, SendWindow, outcome_of
 from fairway.runtime.rng import Rng
 
 NEVER_NS: Final = 1 << 63
+_NO_STAMP: Final = MessageId(0, 0)
 
 # Refusals that concern the identity and not the batch: a clean batch may leave under another identity. Ignore these
 # codes for any batch but the oldest unacknowledged one. A broker that refused the first batch of an identity a moment
@@ -93,7 +94,7 @@ class SealedBatch:
         self.size_bytes = size_bytes  # as counted for the buffer
         self.deadline_ns = deadline_ns
         self.data = b""
-        self.stamp = (0, 0)  # as written in the bytes: producer id, first sequence
+        self.stamp = _NO_STAMP  # as written in the bytes: producer id, first sequence
         self.identity: StreamIdentity | None = None  # under which the batch has left; None: not yet
         self.first = 0
         self.was_lost = False
@@ -119,7 +120,7 @@ class SealedBatch:
         self.was_lost = False
         identity.next += self.pending.count
         if self.stamp != (identity.producer_id, self.first):
-            self.stamp = (identity.producer_id, self.first)
+            self.stamp = MessageId(identity.producer_id, self.first)
             self.data = batch.restamp(self.data, producer_id=identity.producer_id, first_sequence=self.first)
 
 
@@ -159,9 +160,9 @@ class ProducerStream(SendWindow[SealedBatch]):
         return self.in_flight < self.batches_max and not self.is_recovering and not self.waiting
 
     @property
-    def stamp(self) -> tuple[int, int]:
+    def stamp(self) -> MessageId:
         """The producer id and sequence of the next sealed batch, if nothing fails meanwhile."""
-        return self._stream.producer_id, self._stream.next + self._unnumbered
+        return MessageId(self._stream.producer_id, self._stream.next + self._unnumbered)
 
     def forget_alarm(self, due_ns: int) -> None:
         """Note that the alarm for `due_ns` has rung."""
@@ -172,7 +173,7 @@ class ProducerStream(SendWindow[SealedBatch]):
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def put(self, sealed: SealedBatch, data: bytes, stamp: tuple[int, int]) -> None:
+    def put(self, sealed: SealedBatch, data: bytes, stamp: MessageId) -> None:
         """Add a sealed batch."""
         sealed.data = data
         sealed.stamp = stamp
@@ -290,9 +291,10 @@ class ProducerStream(SendWindow[SealedBatch]):
         self.note_stored(sealed)
         self.backoff.reset()
         if not sealed.is_abandoned:
-            first_id = MessageId(*sealed.stamp)
             first, count, group = answer.first_sequence, answer.count, self.broker_group
-            receipt = BatchReceipt(self.subject, first, count, answer.appended_ms, answer.is_duplicate, first_id, group)
+            receipt = BatchReceipt(
+                self.subject, first, count, answer.appended_ms, answer.is_duplicate, sealed.stamp, group
+            )
             self._settle(sealed, receipt)
 
     def lost(self, sealed: SealedBatch, _: ConnectionLost) -> None:

@@ -226,10 +226,11 @@ class PendingBatch:
 
     def receipt(self) -> BatchReceipt:
         """The receipt; raises the error. Only when `done`."""
-        error = self.exception()
-        if error is not None or self._receipt is None:
-            raise error or Misuse("the outcome is not known yet: wait for it")
-        return self._receipt
+        receipt = self._receipt
+        if receipt is None:
+            raise self.exception() or Misuse("the outcome is not known yet: wait for it")
+        self.is_seen = True
+        return receipt
 
     def add_done_callback(self, callback: Callable[[PendingBatch], object]) -> None:
         """Have `callback(batch)` called when the batch is settled; at once, if it is already."""
@@ -281,13 +282,15 @@ class Pending:
 
     def receipt(self) -> Receipt:
         """The receipt; raises the error. Only when `done`."""
-        whole = self.batch.receipt()
-        explicit = self.batch.ids[self.index] if self.batch.ids is not None else None
-        born = MessageId(whole.first_id.producer_id, whole.first_id.sequence + self.index)
+        whole, index = self.batch.receipt(), self.index
+        who = whole.first_id
+        if index:
+            who = MessageId(who.producer_id, who.sequence + index)
+        if self.batch.ids is not None:
+            who = self.batch.ids[index] or who
         if isinstance(whole, SpoolBatchReceipt):
-            return whole.one(explicit or born)
-        sequence = whole.first_sequence + self.index
-        who = explicit or born
+            return whole.one(who)
+        sequence = whole.first_sequence + index
         return Receipt(whole.subject, sequence, whole.appended_ms, whole.is_duplicate, who, whole.broker_group)
 
     def add_done_callback(self, callback: Callable[[Pending], object]) -> None:

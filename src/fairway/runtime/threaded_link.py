@@ -32,10 +32,12 @@ from typing import Any, Protocol
 from fairway.errors import FairwayError, Misuse
 from fairway.runtime.buffers import Bytes
 from fairway.runtime.clock import Clock
-from fairway.runtime.net import DIAL_S, Address
+from fairway.runtime.dialer import Dialer, silence
+from fairway.runtime.net import Address
 from fairway.runtime.threads import Gate
 
 READ_BYTES = 1 << 18  # one answer of a pull; larger answers come in a few reads
+JOINED_BYTES = 2_048  # parts that are this small on average are joined
 PARTS_MAX = 512  # of one gathering write: systems refuse more than 1,024
 NEVER_NS = 1 << 63
 NOBODY = "nobody is known who could be connected to"
@@ -79,60 +81,6 @@ class LinkCore(Protocol):
 
     def callbacks(self) -> Sequence[Callable[[], None]]:
         """Callbacks of users, to be called in order and without the lock."""
-
-
-class _Dialer:
-    """Dials until an address accepts, `DIAL_S` have passed for each, or a wake-up calls the dial off."""
-
-    def __init__(self, clock: Clock, wakeup: socket.socket, is_called_off: Callable[[], bool]) -> None:
-        self._clock = clock
-        self._wakeup = wakeup
-        self._is_called_off = is_called_off
-
-    def connect(self, address: Address) -> socket.socket | None:
-        """A connection to the first of the host's addresses that accepts; None: called off."""
-        problem = OSError("no such host")
-        for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-            connection = socket.socket(family, kind, protocol)
-            try:
-                if self._connect_one(connection, where):
-                    return connection
-            except OSError as error:
-                problem = error
-            else:
-                connection.close()
-                return None
-            connection.close()
-        raise problem
-
-    def _connect_one(self, connection: socket.socket, where: tuple[Any, ...]) -> bool:
-        """Connect to one address. False: called off."""
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the client makes batches itself
-        with contextlib.suppress(BlockingIOError):
-            connection.connect(where)
-            return True
-        end_ns = self._clock.monotonic_ns() + int(DIAL_S * 1e9)
-        with selectors.DefaultSelector() as selector:
-            selector.register(connection, selectors.EVENT_WRITE)
-            selector.register(self._wakeup, selectors.EVENT_READ)
-            while not self._is_called_off():
-                left_s = (end_ns - self._clock.monotonic_ns()) / 1e9
-                if left_s <= 0:
-                    raise TimeoutError(f"no answer within {DIAL_S:g} s")
-                ready = [key.fileobj for key, _ in selector.select(left_s)]
-                if connection in ready:
-                    if number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                        raise OSError(number, os.strerror(number))
-                    return True
-                _silence(self._wakeup)
-        return False
-
-
-def _silence(wakeup: socket.socket) -> None:
-    """Drain the socket of wake-ups."""
-    with contextlib.suppress(BlockingIOError):
-        wakeup.recv(4096)
 
 
 class ThreadWaiters:
@@ -201,16 +149,20 @@ class Link:
         self._writing = threading.Lock()
         self._unsent: deque[memoryview] = deque()  # taken from the core, not yet by the socket; under `_writing`
         self._socket: socket.socket | None = None
+        self._is_over = False  # the conversation has ended, as of the last `pump`
         self._is_full = False  # the socket takes no more now: the reader waits until it does
         self._callbacks: list[Callable[[], None]] = []  # callbacks for the reader to call; under `lock`
         self._asleep_until_ns = 0  # the end of the reader's wait; 0 while it is awake
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
+        self._read_view = memoryview(bytearray(READ_BYTES))  # new memory for each read would cost 13 µs
+        self._wanted = 0  # what the selector watches the connection for
         self._wakeup, self._waker = socket.socketpair()
         self._wakeup.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._wakeup, selectors.EVENT_READ)
         self._is_ending = False
-        self._dialer = _Dialer(clock, self._wakeup, lambda: self._is_ending or self._redirected is not None)
+        self._dialer = Dialer(clock, self._wakeup, lambda: self._is_ending or self._redirected is not None)
+        self._is_left = False  # a caller has left its writing to the reader
         self._is_stirred = False  # somebody wants the reader to call `pump`
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
@@ -284,14 +236,22 @@ class Link:
         """Wake the waiting callers, after a change without any bytes. Call it with the lock."""
         self._changed.announce()
 
-    def pump(self) -> None:
-        """Write the core's output, as far as the socket takes it. Call it without the lock, after a change."""
+    def pump(self, data: bytes = b"") -> None:
+        """Write the core's output, as far as the socket takes it. Call it without the lock, after a change. The reader
+        first feeds the core the `data` that arrived."""
         with self._writing:  # not for long: its holder waits for nothing but the lock
             try:
-                self._write_out()
+                self._write_out(data)
             except BaseException:  # for example a KeyboardInterrupt between taking bytes and writing them
                 self._cut()
                 raise
+
+    def pump_soon(self) -> None:
+        """Have the core's output written within `NAP_NS`, by the reader if that is awake by then. Many changes are
+        written together. Call it without the lock, after a change."""
+        self._is_left = self._is_stirred = True  # before the look: the reader looks at them before it sleeps
+        if self._asleep_until_ns > self._clock.monotonic_ns() + NAP_NS:
+            self.pump()
 
     def schedule(self) -> None:
         """Make the reader wake up for the core's next deadline. Call it with the lock, after a change."""
@@ -329,34 +289,26 @@ class Link:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _write_out(self) -> None:
+    def _write_out(self, data: bytes) -> None:
         """Call under `_writing`. Takes from the core even if the socket is full: due work must be done, and cores have
-        bounds."""
-        while True:
-            with self.lock:
-                if self._socket is None:
-                    self._do_due()
-                    return
-                self._unsent.extend(map(memoryview, self.core.take(self._clock.monotonic_ns())))
-                self._changed.announce()  # requests whose time is over have ended
-                self._callbacks += self.core.callbacks()
-                self.schedule()
-            if self._callbacks and not self.in_reader:
-                self.stir()
-            if not self._unsent:
-                return
-            while self._unsent:
-                if self._is_full or not self._send_some():
-                    return
-
-    def _do_due(self) -> None:
-        """Not connected, with the lock: nothing can be written, but work may be due, or go elsewhere."""
-        self.core.take(self._clock.monotonic_ns())
-        self._changed.announce()
-        self._callbacks += self.core.callbacks()
-        if self._callbacks:
+        bounds. Not connected, nothing can be written, but work may be due, or go elsewhere."""
+        with self.lock:
+            self._is_left = False
+            now_ns = self._clock.monotonic_ns()
+            if data:
+                self.core.feed(data, now_ns)
+            parts = self.core.take(now_ns)
+            self._changed.announce()  # requests whose time is over have ended
+            self._callbacks += self.core.callbacks()
+            self.schedule()
+            is_connected = self._socket is not None
+            self._is_over = self.core.is_over()
+        if self._callbacks and not self.in_reader:
             self.stir()
-        self.schedule()
+        if is_connected:
+            self._unsent.extend(_joined(parts))
+            while self._unsent and not self._is_full and self._send_some():
+                pass
 
     def _cut(self) -> None:
         """End the connection, because taken bytes may be lost: the core sends everything again on the next one."""
@@ -423,28 +375,25 @@ class Link:
         ready = self._sleep(connection, self._deadline_s())
         if ready & selectors.EVENT_WRITE:
             self._is_full = False
-        if ready & selectors.EVENT_READ:
-            self._read(connection)
-        self.pump()
-        with self.lock:
-            is_over = self.core.is_over()
-        if is_over and (self._is_full or not self._unsent):  # do not wait for a peer that does not read
+        data = self._read(connection) if ready & selectors.EVENT_READ else b""
+        if data is None:
+            return
+        self.pump(data)
+        if self._is_over and (self._is_full or not self._unsent):  # do not wait for a peer that does not read
             self._drop("the conversation is over")
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: socket.socket) -> bytes | None:
+        """The bytes that have arrived; None: the connection is gone."""
         try:
-            data = connection.recv(READ_BYTES)
+            data = bytes(self._read_view[: connection.recv_into(self._read_view)])
         except (BlockingIOError, InterruptedError):
-            return
+            return b""
         except OSError as problem:
             self._drop(f"the connection was cut: {problem.strerror or problem}")
-            return
+            return None
         if not data:
             self._drop("the other side closed the connection")
-            return
-        with self.lock:
-            self.core.feed(data, self._clock.monotonic_ns())
-            self._changed.announce()
+        return data or None
 
     def _drop(self, sentence: str) -> None:
         """The connection is gone, or no longer wanted."""
@@ -472,7 +421,7 @@ class Link:
             if self._is_napping:
                 due_ns = min(due_ns, now_ns + NAP_NS)
             self._asleep_until_ns = due_ns
-        if self._is_stirred and not self._is_napping:  # stirred before the caller could see that the reader sleeps
+        if self._is_left or (self._is_stirred and not self._is_napping):  # before the caller could see the sleep
             return 0
         return None if due_ns == NEVER_NS else max(due_ns - now_ns, 0) / 1e9
 
@@ -480,12 +429,13 @@ class Link:
         """Wait; return a mask of what the connection is ready for."""
         if connection is not None:
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._is_full else 0)
-            if self._selector.get_key(connection).events != wanted:
+            if self._wanted != wanted:
                 self._selector.modify(connection, wanted)
+                self._wanted = wanted
         mask = 0
         for key, events in self._selector.select(timeout_s):
             if key.fileobj is self._wakeup:
-                _silence(self._wakeup)
+                silence(self._wakeup)
             else:
                 mask |= events
         self._asleep_until_ns = 0
@@ -536,7 +486,8 @@ class Link:
         return tuple(self._addresses)
 
     def _begin(self, connection: socket.socket) -> None:
-        self._selector.register(connection, selectors.EVENT_READ)
+        self._wanted = selectors.EVENT_READ
+        self._selector.register(connection, self._wanted)
         with self.lock:
             self._socket = connection
             self.core.connected(self._clock.monotonic_ns())
@@ -569,6 +520,13 @@ class Link:
             self._socket.close()  # the child's copy: the parent's conversation goes on
             self._socket = None
         self._close_all()
+
+
+def _joined(parts: Sequence[Bytes]) -> Sequence[memoryview]:
+    """The parts; many small ones as one, because to copy them costs less than to write them apart."""
+    if len(parts) > 2 and sum(map(len, parts)) < len(parts) * JOINED_BYTES:
+        parts = [b"".join(parts)]
+    return [memoryview(part) for part in parts]
 
 
 def _send(connection: socket.socket, parts: list[memoryview]) -> int:

@@ -107,6 +107,8 @@ class MemoryLink:
     def pump(self) -> None:
         self._world.run(self._pump())
 
+    pump_soon = pump
+
     async def _pump(self) -> None:
         self._inner.pump()
 

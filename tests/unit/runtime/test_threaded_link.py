@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -247,6 +248,36 @@ def test_many_threads_write_in_the_order_in_which_the_core_was_told(server: sock
         for thread in threads:
             thread.join()
         assert received == b"".join(order)
+
+
+def test_what_is_left_to_the_reader_is_written_soon_and_whole(server: socket.socket) -> None:
+    """Nobody pumps after the last of them; small and large parts keep their order."""
+    core = Lines()
+    lines = [b"%d " % number * (1 + 5_000 * (number % 100 == 0)) for number in range(2_000)]
+    with linked(core, port_of(server)) as link, closing(accepted(server)) as there:
+        assert link.wait(lambda: core.connections == 1, WAIT_S)
+        for line in lines:
+            with link.lock:
+                core.said.append(line)
+            link.pump_soon()
+        heard = b""
+        while len(heard) < len(b"".join(lines)):
+            heard += there.recv(1 << 16)
+    assert heard == b"".join(lines)
+
+
+def test_a_caller_writes_itself_while_the_reader_sleeps_for_long(server: socket.socket) -> None:
+    core = Lines()
+    with linked(core, port_of(server)) as link, closing(accepted(server)) as there:
+        assert link.wait(lambda: core.connections == 1, WAIT_S)
+        while not link._asleep_until_ns:
+            time.sleep(0.001)
+        core.threads.clear()
+        with link.lock:
+            core.said.append(b"now")
+        link.pump_soon()
+        assert core.threads == {threading.current_thread().name}
+        assert there.recv(100) == b"now"
 
 
 def test_callbacks_run_in_the_reader_without_the_lock_and_must_not_wait(server: socket.socket) -> None:

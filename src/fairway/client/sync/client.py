@@ -69,6 +69,8 @@ from fairway.runtime.threaded_link import Link
 if TYPE_CHECKING:
     from fairway.groups import GroupConfig
 
+# With so many messages before it a message waits for a receipt anyway, and may wait a little to be written with others.
+PIPELINE_MESSAGES = 64
 EXIT_S = 10.0  # wait so long for receipts when the program ends without `close`
 
 
@@ -223,7 +225,7 @@ class Client:
             again = partial(producing.add, subject, payload, key, tags, headers, born)
             return self._connection.wait_and_put(again, full, timeout)
         if is_stirred:
-            link.pump()
+            link.pump() if producing.messages < PIPELINE_MESSAGES else link.pump_soon()
         return pending
 
     def _send_routed(

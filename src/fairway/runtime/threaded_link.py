@@ -98,6 +98,7 @@ class ThreadWaiters:
             for gate, is_ready in self._waiting.items():
                 if is_over or is_ready():
                     gate.open()
+                    self._link.expect()
 
     def wait(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until a change makes `is_ready` true; False after the timeout.
@@ -164,6 +165,7 @@ class Link:
         self._dialer = Dialer(clock, self._wakeup, lambda: self._is_ending or self._redirected is not None)
         self._is_left = False  # a caller has left its writing to the reader
         self._is_stirred = False  # somebody wants the reader to call `pump`
+        self._is_expecting = False  # a woken thread will change the core soon; under `lock`
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
         self._failure: BaseException | None = None
@@ -266,6 +268,11 @@ class Link:
         if self._asleep_until_ns and not self._is_napping:
             self._wake()
 
+    def expect(self) -> None:
+        """A thread was woken, and will soon change the core: the reader naps, so that the thread need not wake it. A
+        handler that is done soon has its ack written by its own thread. Call it with the lock."""
+        self._is_expecting = True
+
     def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None:
         """Dial these addresses from now on. A connection to another address than the leader's ends at once; None: the
         leader is unknown. From any thread, without the lock."""
@@ -293,7 +300,7 @@ class Link:
         """Call under `_writing`. Takes from the core even if the socket is full: due work must be done, and cores have
         bounds. Not connected, nothing can be written, but work may be due, or go elsewhere."""
         with self.lock:
-            self._is_left = False
+            self._is_left = self._is_stirred = False  # whatever was stirred before is taken now
             now_ns = self._clock.monotonic_ns()
             if data:
                 self.core.feed(data, now_ns)
@@ -416,6 +423,8 @@ class Link:
         """How long to wait. From here on, a caller that sets an earlier deadline wakes the reader."""
         now_ns = self._clock.monotonic_ns()
         with self.lock:
+            if self._is_expecting:
+                self._is_napping, self._is_expecting = True, False
             dues_ns = (self.core.next_deadline(), self.core.dial_due())
             due_ns = min((each for each in dues_ns if each is not None), default=NEVER_NS)
             if self._is_napping:

@@ -13,7 +13,7 @@ import pytest
 from fairway.errors import Misuse
 from fairway.runtime.buffers import Bytes
 from fairway.runtime.clock import RealClock
-from fairway.runtime.threaded_link import Link, LinkFailed
+from fairway.runtime.threaded_link import NEVER_NS, Link, LinkFailed
 
 WAIT_S = 30.0
 NS_PER_MS = 1_000_000
@@ -270,7 +270,7 @@ def test_a_caller_writes_itself_while_the_reader_sleeps_for_long(server: socket.
     core = Lines()
     with linked(core, port_of(server)) as link, closing(accepted(server)) as there:
         assert link.wait(lambda: core.connections == 1, WAIT_S)
-        while not link._asleep_until_ns:
+        while link._asleep_until_ns != NEVER_NS:
             time.sleep(0.001)
         core.threads.clear()
         with link.lock:

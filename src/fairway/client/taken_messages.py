@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 from fairway.client.cluster.consumer import ClusterConsumer
 from fairway.errors import Misuse
 from fairway.protocol.consumer_options import ConsumerCounts, ConsumerOptions
 from fairway.protocol.consumer_session import ConsumerSession
-from fairway.protocol.delivery import Message, may_begin
+from fairway.protocol.delivery import Message, begin, may_begin
 from fairway.protocol.messages import CoalescePolicy, OrderPolicy, WantedTags, Whence
 from fairway.runtime.clock import Clock
 
@@ -153,7 +153,12 @@ class TakenMessages(ABC):
                 message.release()
 
     def _some(self, most: int) -> list[Message]:
-        return [message for message, _ in zip(self._sound(), range(most), strict=False)]
+        """At most `most` messages in hand that may begin."""
+        taken: list[Message] = []
+        with suppress(IndexError):  # another thread was faster
+            while len(taken) < most and self._in_hand:
+                taken.append(self._in_hand.popleft())
+        return begin(taken)
 
     def _grab(self, most: int) -> bool:
         """Take a handful from the session; False: the session has no message."""

@@ -439,6 +439,21 @@ def may_begin(message: Message) -> bool:
     return message._lot.may_begin(message.sequence)
 
 
+def begin(messages: Sequence[Message]) -> list[Message]:
+    """The messages that may go to the program now; the others are released."""
+    begun: list[Message] = []
+    for lot, group in groupby(messages, _LOT):
+        if lot.may_all_begin():
+            begun += group
+            continue
+        for message in group:
+            if lot.may_begin(message.sequence):
+                begun.append(message)
+            else:
+                message.release()
+    return begun
+
+
 def is_last_attempt(message: Message) -> bool:
     """Whether a failure of this attempt makes the message a dead letter, by the configuration that the consumer
     knows."""

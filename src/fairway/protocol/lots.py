@@ -243,7 +243,18 @@ class ConsumerLot:
 
     def may_begin(self, sequence: int) -> bool:
         """Whether certainly no other consumer has the message, even if another copy of the broker leads by now."""
-        return not (self.has_lapsed(sequence) or self.is_detached)
+        if self.heirs:
+            return not (self.has_lapsed(sequence) or self.is_detached)
+        return self.may_all_begin()
+
+    def may_all_begin(self) -> bool:
+        """Whether that is so for every message of the lot. False also if the messages must be looked at one by one."""
+        if self.heirs or self.is_lapsed:
+            return False
+        if self.is_final:
+            return True
+        lease, now_ns = self.settlements.lease, self.settlements.clock.monotonic_ns()
+        return now_ns < lease.end_ns if self.fence else lease.is_attached and now_ns < lease.sure_ns
 
     @property
     def is_durable(self) -> bool:

@@ -6,6 +6,10 @@ and one daemon thread of its own:
     the caller   changes the core under `lock`, then calls `pump`, which writes the core's output
     the reader   dials, reads until the core's next deadline, feeds the core, and pumps its output
 
+To wake the reader costs a caller a system call and its turn. So a caller writes itself, unless the reader will look
+soon anyway. The reader naps for a millisecond after a stir, and after it has woken a thread, which soon has something
+to send.
+
 `lock` guards the core and is never held during a call on the socket. The socket does not block: the reader writes what
 the socket refused, as soon as the socket is ready. So nobody waits in a write while answers lie unread that would free
 the other side. If a broker reads slowly, the core's own bounded buffer fills, and the core's users wait there.

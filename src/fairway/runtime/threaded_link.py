@@ -169,7 +169,7 @@ class Link:
         self._dialer = Dialer(clock, self._wakeup, lambda: self._is_ending or self._redirected is not None)
         self._is_left = False  # a caller has left its writing to the reader
         self._is_stirred = False  # somebody wants the reader to call `pump`
-        self._is_expecting = False  # a woken thread will change the core soon; under `lock`
+        self._is_expecting = False  # a thread will change the core soon
         self._is_napping = False  # the reader looks at `_is_stirred` soon, by itself
         self.is_orphan = False
         self._failure: BaseException | None = None
@@ -255,7 +255,7 @@ class Link:
     def pump_soon(self) -> None:
         """Have the core's output written within `NAP_NS`, by the reader if that is awake by then. Many changes are
         written together. Call it without the lock, after a change."""
-        self._is_left = self._is_stirred = True  # before the look: the reader looks at them before it sleeps
+        self._is_left = self._is_expecting = True  # before the look: the reader looks at them before it sleeps
         if self._asleep_until_ns > self._clock.monotonic_ns() + NAP_NS:
             self.pump()
 
@@ -274,7 +274,7 @@ class Link:
 
     def expect(self) -> None:
         """A thread was woken, and will soon change the core: the reader naps, so that the thread need not wake it. A
-        handler that is done soon has its ack written by its own thread. Call it with the lock."""
+        handler that is done soon has its ack written by its own thread."""
         self._is_expecting = True
 
     def redirect(self, addresses: Sequence[Address], leader: Address | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fairway.errors import Refused
@@ -146,7 +146,12 @@ def both(worlds: list[World], what: str, name: str, number: int) -> None:
             world.step(what, name, number)
 
 
+# what a pull leaves free: nobody asks the session on call while that pull is in flight
+FREE_SINCE_THE_PULL = [("produce", "ann", 5), ("answer", "ann", 1), ("advance", "ann", 5), ("answer", "ann", 1)]
+
+
 @settings(max_examples=300)
+@example(FREE_SINCE_THE_PULL)
 @given(steps)
 def test_sessions_on_call_send_the_same_and_never_later(taken: list[tuple[str, str, int]]) -> None:
     always, on_call = worlds = [World(is_on_call=False), World(is_on_call=True)]

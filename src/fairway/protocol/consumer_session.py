@@ -344,7 +344,7 @@ class ConsumerSession:
         due_ns = self._pull_due_ns()
         if due_ns is None or now_ns < due_ns or not self._attempts[Doing.PULL].may_ask(now_ns):
             return
-        self._room_since_ns = None
+        self._room_since_ns = now_ns  # what the answer leaves free has been free since then
         most_ms = self.lease_ms // 2
         wait_ms = most_ms if self.options.wait_ms is None else min(self.options.wait_ms, most_ms)
         self._pulling = messages

@@ -1,7 +1,8 @@
 """The Python client against a local broker: send, send_many, consume + ack one by one and in lists; who burns the CPU.
 
 `python -m bench.client_rates [--messages N] [--rounds N] [--durability sync|memory] [--profile PHASE]`. Ratios are to
-`send`, one call per message; the CPU time is per message, of the client's process and of the broker's.
+`send`, one call per message; the CPU time is per message, of the client's process and of the broker's. `singles` may
+not be batched: each is a request of its own, as many in flight as sixteen subjects allow; they are a tenth of N.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import os
 import pstats
 import re
 import statistics
@@ -23,10 +23,14 @@ from pathlib import Path
 
 import fairway
 import fairway.aio
+from bench.kernel_counters import cpu_s
 from bench.machine import describe
 from fairway.runtime.process import Child
 
 PAYLOAD = bytes(100)
+SUBJECTS = 16  # of singles: a stream has 64 requests in flight at most, and is of one subject
+SINGLES = ("singles", "aio singles")
+ONE_PER_REQUEST = fairway.ClientOptions(producer=fairway.ProducerOptions(batch_messages_max=1, linger_ms=0, window=64))
 READY = re.compile(r"fairway broker: ready at (fairway://[\d.:]+), data in .+")
 
 
@@ -42,15 +46,6 @@ def broker(durability: str) -> Iterator[tuple[str, int]]:
             yield found[1], child.pid
 
 
-def cpu_s(pid: int) -> float:
-    """What another process has used; 0 where the platform does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def send(url: str, subject: str, count: int) -> None:
     with fairway.connect(url) as client:
         for _ in range(count):
@@ -62,6 +57,12 @@ def send_many(url: str, subject: str, count: int) -> None:
     with fairway.connect(url) as client:
         for _ in range(count // len(payloads)):
             client.send_many(subject, payloads)
+
+
+def send_singles(url: str, subject: str, count: int) -> None:
+    with fairway.connect(url, options=ONE_PER_REQUEST) as client:
+        for number in range(count):
+            client.send(f"{subject}.{number % SUBJECTS}", PAYLOAD)
 
 
 def consume(url: str, subject: str, count: int) -> None:
@@ -90,6 +91,16 @@ def aio_send(url: str, subject: str, count: int) -> None:
     asyncio.run(run())
 
 
+def aio_send_singles(url: str, subject: str, count: int) -> None:
+    async def run() -> None:
+        async with fairway.aio.connect(url, options=ONE_PER_REQUEST) as client:
+            for first in range(0, count, 1_000):
+                numbers = range(first, min(first + 1_000, count))
+                await asyncio.gather(*(client.send(f"{subject}.{number % SUBJECTS}", PAYLOAD) for number in numbers))
+
+    asyncio.run(run())
+
+
 def aio_consume(url: str, subject: str, count: int) -> None:
     async def run() -> None:
         async with fairway.aio.connect(url) as client, client.consumer(subject, group="aio") as consumer:
@@ -105,16 +116,19 @@ def aio_consume(url: str, subject: str, count: int) -> None:
 
 PHASES: dict[str, Callable[[str, str, int], None]] = {
     "send": send,
+    "singles": send_singles,
     "send_many": send_many,
     "consume": consume,
     "consume lists": consume_lists,
     "aio send": aio_send,
+    "aio singles": aio_send_singles,
     "aio consume": aio_consume,
 }
 
 
 def measure(phase: str, url: str, pid: int, subject: str, count: int) -> tuple[float, float, float]:
     """Messages per second, and µs of CPU per message of client and broker."""
+    count = max(count // 10, 1) if phase in SINGLES else count
     began_s, client_s, broker_s = time.perf_counter(), time.process_time(), cpu_s(pid)
     PHASES[phase](url, subject, count)
     took_s = time.perf_counter() - began_s
@@ -146,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
         rate, client_us, broker_us = (statistics.median(column) for column in zip(*rounds, strict=True))
         rates = [each[0] for each in rounds]
         print(
-            f"  {phase:14} {rate:12,.0f} messages/s  ({min(rates):,.0f} - {max(rates):,.0f})  {rate / base:5.1f} x send"
+            f"  {phase:14} {rate:12,.0f} messages/s  ({min(rates):,.0f} - {max(rates):,.0f})  {rate / base:6.2f} x send"
             f"  client {client_us:.2f} µs, broker {broker_us:.2f} µs each"
         )
     return 0

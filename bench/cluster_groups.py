@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.client_rates import cpu_s
+from bench.kernel_counters import cpu_s
 from fairway.registry.layout import MASTER, GroupRecord, RegisteredCopy
 from fairway.runtime.process import Child
 from tests.crash.cluster_view import View

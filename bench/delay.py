@@ -22,7 +22,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +35,7 @@ from bench.peers import install, servers
 from bench.peers.driving import Result, Task
 from bench.peers.figures import percentile
 from bench.peers.install import NotInstalled
-from bench.peers.rounds import DriverFailed, DriverProcess
+from bench.peers.rounds import DriverFailed, drive
 from bench.peers.servers import CannotRun, Server
 from bench.peers.syncs import sync_us
 
@@ -102,20 +101,6 @@ class Collected:
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
-def drive(contender: Contender, tasks: Sequence[Task]) -> list[Result]:
-    """Clients at work at the same time, each in a process of its own."""
-    processes = [DriverProcess(contender.python(), contender.driver, task) for task in tasks]
-    try:
-        for process in processes:
-            process.await_ready()
-        for process in processes:
-            process.go()
-        return [process.result() for process in processes]
-    finally:
-        for process in processes:
-            process.end()
-
-
 def rates(contender: Contender, sizes: Sizes, folder: Path) -> dict[str, float]:
     """Messages a second by way; one after the other on one server."""
     ways = ("many", "each") if contender.is_ours else ("each",)
@@ -123,7 +108,7 @@ def rates(contender: Contender, sizes: Sizes, folder: Path) -> dict[str, float]:
     with contender.server(folder / "server") as server:
         for way in ways:
             task = Task(f"schedule_{way}", server.url, f"bench-{way}", sizes.rate_s, sizes.warm_s)
-            [result] = drive(contender, [task])
+            [result] = drive(contender.python(), contender.driver, [task])
             found[way] = result.messages / result.elapsed_s
     return found
 
@@ -190,7 +175,7 @@ def lateness(contender: Contender, sizes: Sizes, folder: Path, found: Collected)
 def _due(contender: Contender, server: Server, subject: str, seconds: float, per_s: int) -> list[Result]:
     names = ("receive_due", "schedule_paced")
     tasks = [Task(name, server.url, subject, seconds, rate_per_s=per_s, nice=CLIENTS_NICE) for name in names]
-    return drive(contender, tasks)
+    return drive(contender.python(), contender.driver, tasks)
 
 
 def middle(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -208,11 +193,7 @@ def _spread(values_us: Sequence[int]) -> dict[str, float]:
 
 
 def _metrics(server: Server) -> str:
-    if not isinstance(server, servers.FairwayDelay):
-        return ""
-    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics", timeout=10) as page:
-        found: str = page.read().decode()
-    return found
+    return servers.metrics(server.http_port) if isinstance(server, servers.FairwayDelay) else ""
 
 
 def percentile_of(after: str, before: str, name: str, percent: float) -> float:

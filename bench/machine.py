@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+QUIET = "Measure on a machine without other work: beside some, only ratios of one run say something, and little."
+
 
 def describe(data: Path) -> str:
     """Processor, cores, kernel, the file system that holds `data`, Python and loop."""

@@ -1,4 +1,4 @@
-"""The parts that benches of a pure core share: rounds, rows, a table or JSON, the machine."""
+"""The parts that benches share when they show figures: rounds, rows, a table or JSON, three digits, the machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 Rows: TypeAlias = list[dict[str, Any]]
+
+
+def short(figure: float) -> str:
+    """About three digits, for a column of a table."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if figure >= size:
+            return f"{figure / size:.3g}{unit}"
+    return f"{figure:.3g}" if figure < 100 else f"{figure:.0f}"
 
 
 def present(

@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.client_rates import cpu_s
 from bench.cluster_groups import end, started
+from bench.kernel_counters import cpu_s
 from fairway import aio, batch, limits
 from fairway.broker.broker_copy import GroupSwitches
 from fairway.broker.server import Broker, BrokerOptions, BrokerWorld

@@ -6,12 +6,13 @@ No peer is started here: none is needed to test Fairway.
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from bench.peers import contenders, figures, report, rounds
-from bench.peers.contenders import CONTENDERS, TARGETS, TITLES, Contender
+from bench.peers.contenders import CONTENDERS, CPU_TARGETS, P50_TARGETS, TARGETS, TITLES, Contender
 from bench.peers.install import NotInstalled
 from bench.peers.rounds import Collected, Plan, Sample
 from bench.peers.servers import Server
@@ -35,9 +36,19 @@ def test_a_ratio_is_of_two_measurements_of_the_same_round() -> None:
 
 
 def test_a_target_that_is_not_reached_is_marked() -> None:
-    found = collected("consume_batches", fairway=[900], redis_always=[100])
+    found = collected("consume_batches", fairway=[400], redis_always=[100])
     row = figures.summary(found)["workloads"]["consume_batches"]["redis always"]
-    assert (row["target_times"], figures.verdict(row)) == (10, "missed")
+    assert figures.asked(row) == f"≥ {TARGETS['consume_batches', 'redis always']:g}"
+    assert figures.verdict(row) == "missed"
+
+
+def test_a_rate_that_costs_too_much_is_missed() -> None:
+    found = Collected()
+    for name, server_us in (("fairway", 20.0), ("redis always", 10.0)):
+        found.add("many_connections 100", BY_NAME[name], Sample(100, 1, server_us=server_us, client_us=1.0))
+    row = figures.summary(found)["workloads"]["many_connections 100"]["redis always"]
+    assert (row["fairway_times"]["median"], row["fairway_cpu_times"]["median"]) == (1, 2)
+    assert (figures.asked(row), figures.verdict(row)) == ("≥ 1, CPU ≤ 1.3", "missed")
 
 
 def test_latency_is_held_against_the_syncs_of_the_same_run() -> None:
@@ -50,15 +61,38 @@ def test_latency_is_held_against_the_syncs_of_the_same_run() -> None:
     assert figures.verdict(row) == "missed"
 
 
+def test_the_median_is_held_against_a_peer() -> None:
+    found = Collected()
+    for name, latency_us in (("fairway", 900), ("rabbitmq quorum", 1_000)):
+        found.add("latency 1000/s", BY_NAME[name], Sample(1_000, 1, latencies_us=(latency_us,), syncs_us=(500,)))
+    row = figures.summary(found)["workloads"]["latency 1000/s"]["rabbitmq quorum"]
+    assert (row["fairway_p50_times"]["median"], figures.verdict(row)) == (0.9, "held")
+
+
 def test_tables_show_every_contender_and_who_was_skipped() -> None:
     found = collected("produce_many", fairway=[300], kafka_flush=[100])
     found.skipped["rabbitmq quorum"] = "no rabbitmq-server on this machine"
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=100, record=True, file=io.StringIO())
     summary = figures.summary(found) | {"machine": "a machine", "load_before": 0.1, "rounds": 1, "seconds": 1.0}
     report.show(summary, console)
     shown = console.export_text()
     for text in ("kafka flush", "acks=all, flush.messages=1", "no rabbitmq-server on this machine", "a machine"):
         assert text in shown
+
+
+def test_single_messages_run_and_say_what_they_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "CONNECTIONS", (1, 3))
+    plan = Plan(1, 0.1, 0.0, ("one_at_a_time", "many_connections"), str(tmp_path))
+    found = rounds.run(plan, [BY_NAME["fairway"]], lambda _what: None)
+    assert found.skipped == {}
+    assert list(found.samples) == [
+        *("one_at_a_time 1", "one_at_a_time 1000"),
+        *("many_connections 1", "many_connections 3"),
+    ]
+    for [sample] in (by_name["fairway"] for by_name in found.samples.values()):
+        assert sample.messages > 0
+        assert sample.server_us > 0
+        assert sample.client_us > 0
 
 
 class MissingServer(Server):
@@ -81,7 +115,8 @@ def test_fairway_is_always_among_the_chosen() -> None:
     assert [each.name for each in contenders.chosen(["kafka f"])] == ["fairway", "kafka flush"]
 
 
-@pytest.mark.parametrize(("workload", "name"), TARGETS)
+@pytest.mark.parametrize(("workload", "name"), [*TARGETS, *CPU_TARGETS, *P50_TARGETS])
 def test_targets_name_what_is_measured(workload: str, name: str) -> None:
-    assert workload in TITLES
-    assert workload in BY_NAME[name].workloads
+    kind = workload.partition(" ")[0]
+    assert kind in TITLES
+    assert kind in BY_NAME[name].workloads

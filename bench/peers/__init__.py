@@ -4,6 +4,7 @@
     python -m bench.peers                       measure those that are here; the others are skipped with a word
     python -m bench.peers --only kafka redis    these, and Fairway
     python -m bench.peers --workloads latency   this kind of load
+    python -m bench.peers --quick               one short round: says that it works, not how fast
     python -m bench.peers --json                the figures for a program
     python -m bench.peers --plot FILE.png       and a picture
 

@@ -64,23 +64,23 @@ def schedule(task: Task, gate: Gate) -> Result:
     line = Line(task, task.subject)
     start_s = gate.open()
     sent = pump(line, start_s + task.seconds)
-    return Result(sent, time.perf_counter() - start_s)
+    return gate.result(sent)
 
 
 def schedule_paced(task: Task, gate: Gate) -> Result:
     line = Line(task, task.subject)
-    start_s = gate.open()
+    gate.open()
     for send_s, dues in ticks(task):
         time.sleep(max(0.0, send_s - time.monotonic()))
         due_us = now_us() + LEAD_S * 1_000_000
         line.put([payload_of(due_us)] * len(dues), LEAD_S)
-    return Result(count_of(task), time.perf_counter() - start_s)
+    return gate.result(count_of(task))
 
 
 def receive_due(task: Task, gate: Gate) -> Result:
     in_hand: list[int] = []
     lines = [Line(task, task.subject) for _ in range(WORKERS)]
-    start_s = gate.open()
+    gate.open()
     heard_s = [time.monotonic()]
 
     def work(line: Line) -> None:
@@ -97,7 +97,7 @@ def receive_due(task: Task, gate: Gate) -> Result:
 
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(work, lines))
-    return Result(len(in_hand), time.perf_counter() - start_s, tuple(in_hand))
+    return gate.result(len(in_hand), in_hand)
 
 
 DRIVERS: dict[str, Driver] = {

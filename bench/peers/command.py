@@ -53,7 +53,7 @@ def _tell(summary: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(summary, indent=1))
     else:
-        report.show(summary, Console(width=max(140, Console().width)))
+        report.show(summary, Console(width=max(100, Console().width)))
     if options.plot and summary["workloads"]:
         plot.draw(summary, options.plot)
 
@@ -63,10 +63,14 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="fetch servers and clients that are missing")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these contenders, by how they begin")
     parser.add_argument("--workloads", nargs="+", default=list(TITLES), choices=list(TITLES), metavar="NAME")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--warm", type=float, default=0.5, help="seconds of load before each measurement")
+    parser.add_argument("--quick", action="store_true", help="one round of half a second: does it run?")
     parser.add_argument("--dir", help="where servers keep their data: on the disk that is meant")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.rounds, options.seconds, options.warm = 1, 0.5, 0.1
+    return options

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from bench.peers import install, servers
 
-THROUGHPUT = ("produce_many", "produce_each", "one_per_request", "consume_batches", "consume_each")
-LATENCY = ("latency",)
-QUEUE = (*THROUGHPUT, *LATENCY)
+ONE_CLIENT = ("produce_many", "produce_each", "one_at_a_time", "consume_batches", "consume_each", "latency")
+QUEUE = (*ONE_CLIENT, "many_connections")
 HANDLER = ("handle",)
 
 TITLES = {
     "produce_many": "produce, many at a time",
     "produce_each": "produce, one call per message",
-    "one_per_request": "one message per request, 1,000 in flight",
+    "one_at_a_time": "one message per request, {} in flight",
+    "many_connections": "{} asyncio clients, one in flight each",
     "consume_batches": "consume and ack, batches",
     "consume_each": "consume and ack, message by message",
-    "latency": "latency, send to handler",
+    "latency": "latency, send to handler, {}",
     "handle": "a handler without work, end to end",
 }
 
@@ -67,8 +67,8 @@ CONTENDERS = (
         "rabbitmq",
         variant="classic",
     ),
-    Contender("kafka flush", "acks=all, flush.messages=1", True, servers.Kafka, "kafka"),
-    Contender("kafka default", "acks=all, page cache", False, servers.KafkaPageCache, "kafka"),
+    Contender("kafka flush", "acks=all, flush.messages=1", True, servers.Kafka, "kafka", ONE_CLIENT),
+    Contender("kafka default", "acks=all, page cache", False, servers.KafkaPageCache, "kafka", ONE_CLIENT),
     Contender("dramatiq", "Redis, appendfsync everysec", False, servers.RedisEverySecond, "dramatiq_redis", HANDLER),
     Contender("dramatiq always", "Redis, appendfsync always", True, servers.Redis, "dramatiq_redis", HANDLER),
     Contender(
@@ -97,21 +97,33 @@ TARGETS: dict[tuple[str, str], float] = {
     ("produce_many", "redis everysec"): 20,
     ("produce_many", "nats always"): 50,
     ("produce_many", "kafka flush"): 2,
-    ("produce_each", "redis always"): 5,
+    ("produce_each", "redis always"): 8,
     ("produce_each", "redis everysec"): 5,
     ("produce_each", "nats always"): 15,
-    ("produce_each", "kafka flush"): 1,
-    ("one_per_request", "nats always"): 2,
-    ("one_per_request", "rabbitmq quorum"): 5,
-    ("one_per_request", "rabbitmq classic"): 5,
-    ("consume_batches", "redis always"): 10,
+    ("produce_each", "kafka flush"): 1.5,
+    ("one_at_a_time 1", "redis always"): 1,
+    ("one_at_a_time 1000", "redis always"): 0.6,
+    ("one_at_a_time 1000", "nats always"): 2,
+    ("one_at_a_time 1000", "rabbitmq quorum"): 2,
+    ("one_at_a_time 1000", "rabbitmq classic"): 5,
+    ("many_connections 1", "redis always"): 1,
+    ("many_connections 100", "redis always"): 1,
+    ("consume_batches", "redis always"): 6,
     ("consume_batches", "redis everysec"): 10,
     ("consume_each", "redis always"): 5,
     ("consume_each", "redis everysec"): 5,
     ("handle", "dramatiq"): 20,
     ("handle", "celery"): 50,
 }
-LATENCY_SYNCS_MAX = 3.0  # at light load p99 is at most so many times the p99 of a sync in the same run
+CPU_TARGETS = {("many_connections 100", "redis always"): 1.3}  # of our server per message, at most so many times theirs
+P50_TARGETS = {("latency 100/s", "rabbitmq quorum"): 1.0, ("latency 1000/s", "rabbitmq quorum"): 1.0}  # at most
+LATENCY_SYNCS_MAX = 3.0  # p99 is at most so many times the p99 of a sync in the same run
+
+
+def title(part: str) -> str:
+    """Of a table: `part` is a workload, or a workload and a size of it."""
+    workload, _, size = part.partition(" ")
+    return TITLES[workload].format(f"{int(size):,}" if size.isdigit() else size)
 
 
 def chosen(only: list[str]) -> list[Contender]:

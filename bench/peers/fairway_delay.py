@@ -31,7 +31,7 @@ def schedule_many(task: Task, gate: Gate) -> Result:
         pump(client, "warm", time.perf_counter() + task.warm_s)
         start_s = gate.open()
         sent = pump(client, task.subject, start_s + task.seconds)
-        return Result(sent, time.perf_counter() - start_s)
+        return gate.result(sent)
 
 
 def schedule_each(task: Task, gate: Gate) -> Result:
@@ -49,18 +49,18 @@ def schedule_each(task: Task, gate: Gate) -> Result:
         pump(client, "warm", time.perf_counter() + task.warm_s)
         start_s = gate.open()
         sent = pump(client, task.subject, start_s + task.seconds)
-        return Result(sent, time.perf_counter() - start_s)
+        return gate.result(sent)
 
 
 def schedule_paced(task: Task, gate: Gate) -> Result:
     with fairway.connect(task.url) as client:
-        start_s = gate.open()
+        gate.open()
         for send_s, dues in ticks(task):
             time.sleep(max(0.0, send_s - time.monotonic()))
             at = [_EPOCH + due_us * _US for due_us in dues]
             client.send_many(task.subject, [payload_of(due_us) for due_us in dues], at=at)
         client.flush(IDLE_S_MAX)
-        return Result(count_of(task), time.perf_counter() - start_s)
+        return gate.result(count_of(task))
 
 
 def receive_due(task: Task, gate: Gate) -> Result:
@@ -69,7 +69,7 @@ def receive_due(task: Task, gate: Gate) -> Result:
     stored: list[int] = []
     count = count_of(task)
     with fairway.connect(task.url) as client, client.consumer(task.subject, group="due") as consumer:
-        start_s = gate.open()
+        gate.open()
         while len(in_hand) < count:
             messages = consumer.take(1_000, timeout=IDLE_S_MAX)
             if not messages:
@@ -80,7 +80,7 @@ def receive_due(task: Task, gate: Gate) -> Result:
                 in_hand.append(seen_us - due_us)
                 stored.append((message.appended_at - _EPOCH) // _MS * 1_000 - due_us)
             consumer.ack(messages)
-        return Result(len(in_hand), time.perf_counter() - start_s, tuple(in_hand), tuple(stored))
+        return gate.result(len(in_hand), in_hand, stored)
 
 
 DRIVERS: dict[str, Driver] = {

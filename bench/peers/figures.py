@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.peers.contenders import CONTENDERS, LATENCY_SYNCS_MAX, TARGETS
+from bench.peers.contenders import CONTENDERS, CPU_TARGETS, LATENCY_SYNCS_MAX, P50_TARGETS, TARGETS
 from bench.peers.rounds import Collected, Sample
 
 OURS = CONTENDERS[0].name
@@ -38,7 +38,13 @@ def summary(collected: Collected) -> dict[str, Any]:
 
 
 def _row(name: str, samples: Sequence[Sample]) -> dict[str, Any]:
-    return {"durability": DURABILITY[name], "is_synced": IS_SYNCED[name], "rounds": len(samples)}
+    return {
+        "durability": DURABILITY[name],
+        "is_synced": IS_SYNCED[name],
+        "rounds": len(samples),
+        "server_us": spread([sample.server_us for sample in samples]),
+        "client_us": spread([sample.client_us for sample in samples]),
+    }
 
 
 def _throughput(workload: str, name: str, samples: Sequence[Sample], ours: Sequence[Sample]) -> dict[str, Any]:
@@ -47,9 +53,11 @@ def _throughput(workload: str, name: str, samples: Sequence[Sample], ours: Seque
         "messages": [sample.messages for sample in samples],
     }
     if ours and not name.startswith(OURS):
-        pairs = zip(ours, samples, strict=False)
+        pairs = list(zip(ours, samples, strict=False))
         row["fairway_times"] = spread([us.messages_per_s / max(them.messages_per_s, 1e-9) for us, them in pairs])
+        row["fairway_cpu_times"] = spread([us.server_us / max(them.server_us, 1e-9) for us, them in pairs])
         row["target_times"] = TARGETS.get((workload, name))
+        row["target_cpu_max"] = CPU_TARGETS.get((workload, name))
     return row
 
 
@@ -64,18 +72,35 @@ def _latency(workload: str, name: str, samples: Sequence[Sample], ours: Sequence
     )
     if ours and not name.startswith(OURS):
         pairs = list(zip(ours, samples, strict=False))
-        row["fairway_times"] = spread(
-            [percentile(us.latencies_us, 99) / max(percentile(them.latencies_us, 99), 1) for us, them in pairs]
-        )
-    elif name == OURS and workload == "latency 100/s":
+        for rank, key in ((50, "fairway_p50_times"), (99, "fairway_times")):
+            row[key] = spread(
+                [percentile(us.latencies_us, rank) / max(percentile(them.latencies_us, rank), 1) for us, them in pairs]
+            )
+        row["target_p50_max"] = P50_TARGETS.get((workload, name))
+    elif name == OURS:
         row["target_syncs_max"] = LATENCY_SYNCS_MAX
     return row
 
 
+# Of a row: what is asked, the figure that it is asked of, whether the figure is to be at least or at most so large.
+_ASKED = (
+    ("target_times", "fairway_times", "≥ "),
+    ("target_cpu_max", "fairway_cpu_times", "CPU ≤ "),
+    ("target_p50_max", "fairway_p50_times", "p50 ≤ "),
+    ("target_syncs_max", "p99_syncs", "÷ sync ≤ "),
+)
+
+
+def asked(row: dict[str, Any]) -> str:
+    """The targets of the design for this row, in a word each; empty where there is none."""
+    return ", ".join(f"{word}{row[target]:g}" for target, _, word in _ASKED if row.get(target))
+
+
 def verdict(row: dict[str, Any]) -> str:
-    """Whether a target of the design is held; empty where there is none."""
-    if row.get("target_times"):
-        return "held" if row["fairway_times"]["median"] >= row["target_times"] else "missed"
-    if row.get("target_syncs_max"):
-        return "held" if row["p99_syncs"]["median"] <= row["target_syncs_max"] else "missed"
-    return ""
+    """Whether all targets of the design for this row are held; empty where there is none."""
+    held = [
+        row[figure]["median"] >= row[target] if word == "≥ " else row[figure]["median"] <= row[target]
+        for target, figure, word in _ASKED
+        if row.get(target)
+    ]
+    return ("held" if all(held) else "missed") if held else ""

@@ -1,6 +1,6 @@
 """Kafka through confluent-kafka: acks=all, compression off, a linger for batches; one partition, one broker.
 
-`produce_batch` is the client's call for many, `produce` for one. `one_per_request` forbids the client to batch. Offsets
+`produce_batch` is the client's call for many, `produce` for one. `one_at_a_time` forbids the client to batch. Offsets
 are committed: for batches after each, waiting for the answer; message by message they are stored with each message and
 committed by the client in the background, which is what its documentation recommends.
 """
@@ -8,6 +8,7 @@ committed by the client in the background, which is what its documentation recom
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import confluent_kafka as kafka  # type: ignore[import-not-found]
@@ -16,7 +17,6 @@ from confluent_kafka import admin
 from bench.peers.driving import (
     CHUNK,
     IDLE_S_MAX,
-    IN_FLIGHT,
     PAYLOAD,
     Driver,
     Gate,
@@ -96,11 +96,11 @@ class Outbox:
         self.flush()
         return sent
 
-    def pump_window(self, topic: str, until_s: float) -> int:
+    def pump_window(self, topic: str, until_s: float, in_flight: int) -> int:
         sent = 0
         produce, told = self.producer.produce, self.told
         while time.perf_counter() < until_s:
-            while len(self.producer) >= IN_FLIGHT:
+            while len(self.producer) >= in_flight:
                 self.producer.poll(0.01)
             produce(topic, PAYLOAD, on_delivery=told)
             sent += 1
@@ -123,16 +123,16 @@ def produce_each(task: Task, gate: Gate) -> Result:
     return _timed(task, gate, outbox.pump_each)
 
 
-def produce_one_per_request(task: Task, gate: Gate) -> Result:
-    options = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight": IN_FLIGHT}
-    return _timed(task, gate, Outbox(task, **options).pump_window)
+def produce_one_at_a_time(task: Task, gate: Gate) -> Result:
+    options = {"linger.ms": 0, "batch.num.messages": 1, "max.in.flight": task.in_flight}
+    return _timed(task, gate, partial(Outbox(task, **options).pump_window, in_flight=task.in_flight))
 
 
 def _timed(task: Task, gate: Gate, pump: Any) -> Result:
     pump("warm", time.perf_counter() + task.warm_s)
     start_s = gate.open()
     sent = pump(task.subject, start_s + task.seconds)
-    return Result(sent, time.perf_counter() - start_s)
+    return gate.result(sent)
 
 
 def joined(task: Task, group: str, **options: Any) -> tuple[Any, int]:
@@ -169,9 +169,9 @@ def consume_batches(task: Task, gate: Gate) -> Result:
         if messages:
             consumer.commit(message=messages[-1], asynchronous=False)
             taken += len(messages)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(taken)
     consumer.close()
-    return Result(taken, elapsed_s)
+    return result
 
 
 def consume_each(task: Task, gate: Gate) -> Result:
@@ -184,40 +184,40 @@ def consume_each(task: Task, gate: Gate) -> Result:
             consumer.store_offsets(message=message)
             taken += 1
     consumer.commit(asynchronous=False)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(taken)
     consumer.close()
-    return Result(taken, elapsed_s)
+    return result
 
 
 def send_paced(task: Task, gate: Gate) -> Result:
     outbox = Outbox(task, **{"linger.ms": 0})
-    start_s = gate.open()
+    gate.open()
     for _ in paced(task):
         outbox.producer.produce(task.subject, stamped(), on_delivery=outbox.told)
         outbox.producer.poll(0)
     outbox.flush()
-    return Result(latency_count(task), time.perf_counter() - start_s)
+    return gate.result(latency_count(task))
 
 
 def receive_paced(task: Task, gate: Gate) -> Result:
     options = {"enable.auto.commit": True, "enable.auto.offset.store": False, "fetch.wait.max.ms": 500}
     consumer, _ = joined(task, "paced", **options)
-    start_s = gate.open()
+    gate.open()
     ways: list[int] = []
     while len(ways) < latency_count(task):
         message = consumer.poll(1.0)
         if message is not None:
             ways.append(age_us(message.value()))
             consumer.store_offsets(message=message)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(len(ways), ways)
     consumer.close()
-    return Result(len(ways), elapsed_s, tuple(ways))
+    return result
 
 
 DRIVERS: dict[str, Driver] = {
     "produce_many": produce_many,
     "produce_each": produce_each,
-    "one_per_request": produce_one_per_request,
+    "one_at_a_time": produce_one_at_a_time,
     "consume_batches": consume_batches,
     "consume_each": consume_each,
     "send_paced": send_paced,

@@ -1,6 +1,6 @@
 """NATS JetStream through nats-py on uvloop: publishing with a window of confirmations, push consumers.
 
-Each message is a request, so the three ways to produce differ in their window only. The driver keeps the window itself,
+Each message is a request, so the ways to produce differ in their window only. The driver keeps the window itself,
 over plain publishes with a reply address. On the same server that did five to fifteen times what the client's own
 `publish_async` does, which makes a random name and a Future for each message. Consumers are pushed to, which did three
 times what fetches do.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import Any
 
 import nats  # type: ignore[import-not-found]
@@ -20,13 +21,13 @@ from nats.js import api  # type: ignore[import-not-found]
 from bench.peers.driving import (
     CHUNK,
     IDLE_S_MAX,
-    IN_FLIGHT,
     PAYLOAD,
     Driver,
     Gate,
     Result,
     Task,
     age_us,
+    in_closed_loops,
     latency_count,
     stamped,
     timetable,
@@ -64,6 +65,13 @@ class Window:
         self._missing += 1
         await self._client.publish(subject, payload, reply=f"{self._inbox}.{self._missing}")
 
+    async def confirmed(self, subject: str, payload: bytes) -> None:
+        await self.send(subject, payload)
+        await self.drained()
+
+    async def close(self) -> None:
+        await self._client.close()
+
     async def drained(self) -> None:
         await self._until(0)
         if self._refused:
@@ -94,6 +102,23 @@ async def pump(window: Window, subject: str, until_s: float) -> int:
     return sent
 
 
+async def produce_on_connections(task: Task, gate: Gate) -> Result:
+    """A client for each connection, one confirmation outstanding on each."""
+    windows = [Window((await connect(task))[0], 1) for _ in range(task.connections)]
+    for window in windows:
+        await window.open()
+
+    async def pump(subject: str, until_s: float) -> int:
+        return await in_closed_loops([partial(window.confirmed, subject, PAYLOAD) for window in windows], until_s)
+
+    await pump("warm", time.perf_counter() + task.warm_s)
+    start_s = gate.open()
+    result = gate.result(await pump(task.subject, start_s + task.seconds))
+    for window in windows:
+        await window.close()
+    return result
+
+
 async def produce(task: Task, gate: Gate, size: int = WINDOW) -> Result:
     client, _ = await connect(task)
     window = Window(client, size)
@@ -101,9 +126,9 @@ async def produce(task: Task, gate: Gate, size: int = WINDOW) -> Result:
     await pump(window, "warm", time.perf_counter() + task.warm_s)
     start_s = gate.open()
     sent = await pump(window, task.subject, start_s + task.seconds)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(sent)
     await client.close()
-    return Result(sent, elapsed_s)
+    return result
 
 
 async def consume(task: Task, gate: Gate, policy: Any, ack_every: int) -> Result:
@@ -121,14 +146,14 @@ async def consume(task: Task, gate: Gate, policy: Any, ack_every: int) -> Result
             done.set()
 
     limits = {"pending_msgs_limit": -1, "pending_bytes_limit": -1}  # else the client drops what it has no time for
-    start_s = gate.open()
+    gate.open()
     await stream.subscribe(
         task.subject, durable=policy.value, cb=handle, manual_ack=True, config=consumer(policy), **limits
     )
     with contextlib.suppress(TimeoutError):  # the time is up: what was taken counts
         await asyncio.wait_for(done.wait(), task.seconds)
     await client.flush()
-    result = Result(taken, time.perf_counter() - start_s)
+    result = gate.result(taken)
     await client.close()
     return result
 
@@ -141,14 +166,14 @@ async def send_paced(task: Task, gate: Gate) -> Result:
     client, _ = await connect(task)
     window = Window(client, WINDOW)
     await window.open()
-    start_s = gate.open()
+    gate.open()
     for due_s in timetable(task):
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         await window.send(task.subject, stamped())
     await window.drained()
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(latency_count(task))
     await client.close()
-    return Result(latency_count(task), elapsed_s)
+    return result
 
 
 async def receive_paced(task: Task, gate: Gate) -> Result:
@@ -167,17 +192,18 @@ async def receive_paced(task: Task, gate: Gate) -> Result:
         task.subject, durable="paced", cb=handle, manual_ack=True, config=consumer(api.AckPolicy.EXPLICIT)
     )
     await client.flush()
-    start_s = gate.open()
+    gate.open()
     await done.wait()
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(len(ways), ways)
     await client.close()
-    return Result(len(ways), elapsed_s, tuple(ways))
+    return result
 
 
 DRIVERS: dict[str, Driver] = {
     "produce_many": lambda task, gate: uvloop.run(produce(task, gate)),
     "produce_each": lambda task, gate: uvloop.run(produce(task, gate)),
-    "one_per_request": lambda task, gate: uvloop.run(produce(task, gate, IN_FLIGHT)),
+    "one_at_a_time": lambda task, gate: uvloop.run(produce(task, gate, task.in_flight)),
+    "many_connections": lambda task, gate: uvloop.run(produce_on_connections(task, gate)),
     "consume_batches": lambda task, gate: uvloop.run(consume(task, gate, api.AckPolicy.ALL, CHUNK)),
     "consume_each": lambda task, gate: uvloop.run(consume(task, gate, api.AckPolicy.EXPLICIT, 1)),
     "send_paced": lambda task, gate: uvloop.run(send_paced(task, gate)),

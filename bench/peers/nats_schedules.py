@@ -74,24 +74,24 @@ async def schedule(task: Task, gate: Gate) -> Result:
     await pump(window, "warm", time.perf_counter() + task.warm_s)
     start_s = gate.open()
     sent = await pump(window, task.subject, start_s + task.seconds)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(sent)
     await client.close()
-    return Result(sent, elapsed_s)
+    return result
 
 
 async def schedule_paced(task: Task, gate: Gate) -> Result:
     client = await connect(task)
     window = Schedules(client, WINDOW)
     await window.open()
-    start_s = gate.open()
+    gate.open()
     for send_s, dues in ticks(task):
         await asyncio.sleep(max(0.0, send_s - time.monotonic()))
         for due_us in dues:
             await window.schedule(task.subject, payload_of(due_us), due_us)
     await window.drained()
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(count_of(task))
     await client.close()
-    return Result(count_of(task), elapsed_s)
+    return result
 
 
 async def receive_due(task: Task, gate: Gate) -> Result:
@@ -112,13 +112,13 @@ async def receive_due(task: Task, gate: Gate) -> Result:
     limits = {"pending_msgs_limit": -1, "pending_bytes_limit": -1}
     await stream.subscribe(f"due.{task.subject}", cb=handle, config=config, **limits)
     await client.flush()
-    start_s = gate.open()
+    gate.open()
     heard_s = time.monotonic()
     while len(in_hand) < count_of(task) and time.monotonic() < heard_s + IDLE_S_MAX:  # noqa: ASYNC110, it ages
         await asyncio.sleep(0.05)
-    elapsed_s = time.perf_counter() - start_s
+    result = gate.result(len(in_hand), in_hand, stored)
     await client.close()
-    return Result(len(in_hand), elapsed_s, tuple(in_hand), tuple(stored))
+    return result
 
 
 DRIVERS: dict[str, Driver] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.peers.contenders import TITLES
+from bench.peers.contenders import title
 
 OURS, SYNCED, LOOSE, INK = "#0b7a75", "#c8553d", "#e3b7a0", "#333333"
 
@@ -54,8 +54,7 @@ def _bars(axes: Any, workload: str, rows: dict[str, Any]) -> None:
     axes.set_xlim(low / 2, high * 4)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
-    title = TITLES["latency"] + workload.removeprefix("latency") if is_latency else TITLES[workload]
-    axes.set_title(f"{title} ({unit})", loc="left", fontweight="bold")
+    axes.set_title(f"{title(workload)} ({unit})", loc="left", fontweight="bold")
 
 
 def _color(name: str, row: dict[str, Any]) -> str:

@@ -1,16 +1,20 @@
 """RabbitMQ through pika's callbacks: persistent messages, publisher confirms in a window, acks of many at once.
 
-AMQP has no call for many messages, so the ways to produce differ in nothing but the queue. The queue is quorum, or
-classic and durable, as the task's variant says. pika, because on the same server it did twice what aio-pika does.
+AMQP has no call for many messages, so the ways to produce differ in their window only. The queue is quorum, or classic
+and durable, as the task's variant says. pika, because on the same server it did twice what aio-pika does. One message
+in flight is pika's blocking connection; many connections share an asyncio loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pika  # type: ignore[import-not-found]
+import uvloop
+from pika.adapters.asyncio_connection import AsyncioConnection  # type: ignore[import-not-found]
 
 from bench.peers.driving import (
     CHUNK,
@@ -32,18 +36,23 @@ PREFETCH = 2_000
 class Channel:
     """One connection with one channel, confirms on, its queues declared; then `begin` is called on its loop."""
 
-    def __init__(self, task: Task, begin: Callable[[Channel], None]) -> None:
+    def __init__(
+        self, task: Task, begin: Callable[[Channel], None], loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """On a loop of pika's own, unless one is given."""
         self._task = task
         self._begin = begin
         self._missing = ["warm", task.subject]
         self.raw: Any = None
         self.confirms = Confirms()
         self.error: Exception | None = None
-        self._connection = pika.SelectConnection(
-            pika.ConnectionParameters(host="127.0.0.1", port=task.port),
+        kind = pika.SelectConnection if loop is None else AsyncioConnection
+        self._connection = kind(
+            _parameters(task),
             on_open_callback=lambda connection: connection.channel(on_open_callback=self._opened),
             on_open_error_callback=self._closed,
             on_close_callback=self._closed,
+            custom_ioloop=loop,
         )
         self.loop = self._connection.ioloop
 
@@ -82,6 +91,10 @@ class Channel:
         self.loop.stop()
 
 
+def _parameters(task: Task) -> Any:
+    return pika.ConnectionParameters(host="127.0.0.1", port=task.port)
+
+
 class Confirms:
     """How many messages are not confirmed yet. A confirmation is for one, or for all up to it."""
 
@@ -114,29 +127,90 @@ def produce(task: Task, gate: Gate) -> Result:
     results: list[Result] = []
 
     def warm(channel: Channel) -> None:
-        _pump(channel, "warm", time.perf_counter() + task.warm_s, measure)
+        _pump(channel, "warm", time.perf_counter() + task.warm_s, measure, task.in_flight)
 
     def measure(channel: Channel) -> None:
         start_s, before = gate.open(), channel.confirms.sent
 
         def done(channel: Channel) -> None:
-            results.append(Result(channel.confirms.sent - before, time.perf_counter() - start_s))
+            results.append(gate.result(channel.confirms.sent - before))
             channel.close()
 
-        _pump(channel, task.subject, start_s + task.seconds, done)
+        _pump(channel, task.subject, start_s + task.seconds, done, task.in_flight)
 
     Channel(task, warm).run()
     return results[0]
 
 
-def _pump(channel: Channel, subject: str, until_s: float, done: Callable[[Channel], None]) -> None:
+def produce_one_at_a_time(task: Task, gate: Gate) -> Result:
+    """With one in flight `basic_publish` of the blocking connection returns when the message is confirmed."""
+    if task.in_flight > 1:
+        return produce(task, gate)
+    connection = pika.BlockingConnection(_parameters(task))
+    channel = connection.channel()
+    channel.confirm_delivery()
+    for queue in ("warm", task.subject):
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": task.variant})
+
+    def pump(queue: str, until_s: float) -> int:
+        sent = 0
+        while time.perf_counter() < until_s:
+            channel.basic_publish("", queue, PAYLOAD, pika.BasicProperties(delivery_mode=2))
+            sent += 1
+        return sent
+
+    pump("warm", time.perf_counter() + task.warm_s)
+    start_s = gate.open()
+    result = gate.result(pump(task.subject, start_s + task.seconds))
+    connection.close()
+    return result
+
+
+def produce_on_connections(task: Task, gate: Gate) -> Result:
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+
+    def until_all(begin: Callable[[Callable[[Channel], None]], None]) -> None:
+        """Run the loop until each channel was handed to the callback that `begin` is given."""
+        finished = loop.create_future()
+        handed: list[Channel] = []
+
+        def hand(channel: Channel) -> None:
+            handed.append(channel)
+            if len(handed) == task.connections:
+                finished.set_result(None)
+
+        begin(hand)
+        loop.run_until_complete(finished)  # a connection that fails stops the loop, which raises here
+
+    channels: list[Channel] = []
+    until_all(lambda hand: channels.extend(Channel(task, hand, loop) for _ in range(task.connections)))
+
+    def pump(subject: str, until_s: float) -> int:
+        before = sum(channel.confirms.sent for channel in channels)
+
+        def begin(done: Callable[[Channel], None]) -> None:
+            for channel in channels:
+                _pump(channel, subject, until_s, done, 1)
+
+        until_all(begin)
+        return sum(channel.confirms.sent for channel in channels) - before
+
+    pump("warm", time.perf_counter() + task.warm_s)
+    start_s = gate.open()
+    return gate.result(pump(task.subject, start_s + task.seconds))
+
+
+def _pump(
+    channel: Channel, subject: str, until_s: float, done: Callable[[Channel], None], in_flight: int = IN_FLIGHT
+) -> None:
     """Keep the window full until the time is up; `done` once everything is confirmed."""
     confirms = channel.confirms
 
     def refill() -> None:
         if time.perf_counter() < until_s:
-            if confirms.missing <= IN_FLIGHT * 3 // 4:  # not for each: a write to the socket per message is slow
-                while confirms.missing < IN_FLIGHT:
+            if confirms.missing <= in_flight * 3 // 4:  # not for each: a write to the socket per message is slow
+                while confirms.missing < in_flight:
                     channel.publish(subject, PAYLOAD)
         elif not confirms.missing:
             confirms.changed = lambda: None
@@ -164,7 +238,7 @@ def consume(task: Task, gate: Gate, ack_every: int) -> Result:
             if taken % ack_every == 0 or is_last:
                 raw.basic_ack(delivery.delivery_tag, multiple=ack_every > 1)
             if is_last:
-                results.append(Result(taken, time.perf_counter() - start_s))
+                results.append(gate.result(taken))
                 channel.close()
 
         channel.raw.basic_consume(task.subject, handle)
@@ -177,11 +251,11 @@ def send_paced(task: Task, gate: Gate) -> Result:
     results: list[Result] = []
 
     def begin(channel: Channel) -> None:
-        start_s = gate.open()
+        gate.open()
 
         def done() -> None:
             if not channel.confirms.missing:
-                results.append(Result(latency_count(task), time.perf_counter() - start_s))
+                results.append(gate.result(latency_count(task)))
                 channel.close()
 
         _follow(channel, task, timetable(task), done)
@@ -210,28 +284,28 @@ def _follow(channel: Channel, task: Task, times_s: Iterator[float], done: Callab
 
 def receive_paced(task: Task, gate: Gate) -> Result:
     ways: list[int] = []
-    elapsed_s = 0.0
+    results: list[Result] = []
 
     def begin(channel: Channel) -> None:
         def handle(raw: Any, delivery: Any, _properties: Any, payload: bytes) -> None:
-            nonlocal elapsed_s
             ways.append(age_us(payload))
             raw.basic_ack(delivery.delivery_tag)
             if len(ways) == latency_count(task):
-                elapsed_s = time.perf_counter() - start_s
+                results.append(gate.result(len(ways), ways))
                 channel.close()
 
         channel.raw.basic_consume(task.subject, handle)
-        start_s = gate.open()
+        gate.open()
 
     Channel(task, begin).run()
-    return Result(len(ways), elapsed_s, tuple(ways))
+    return results[0]
 
 
 DRIVERS: dict[str, Driver] = {
     "produce_many": produce,
     "produce_each": produce,
-    "one_per_request": produce,
+    "one_at_a_time": produce_one_at_a_time,
+    "many_connections": produce_on_connections,
     "consume_batches": lambda task, gate: consume(task, gate, CHUNK),
     "consume_each": lambda task, gate: consume(task, gate, 1),
     "send_paced": send_paced,

@@ -1,26 +1,29 @@
 """Redis Streams through redis-py and hiredis: pipelines without transactions, consumer groups.
 
 A pipeline is how redis-py sends many commands without a round trip each; XADD takes one message, so there is no call
-for many. `one_per_request` is a pipeline of a thousand: each XADD is a request of its own.
+for many. `one_at_a_time` is a pipeline of a thousand, each XADD a request of its own, or one XADD after the other.
+`many_connections` is a client of redis.asyncio for each, on uvloop.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
-import redis  # type: ignore[import-not-found]
+import redis.asyncio  # type: ignore[import-not-found]
+import uvloop
 
 from bench.peers.driving import (
     CHUNK,
-    IN_FLIGHT,
     PAYLOAD,
     Driver,
     Gate,
     Result,
     Task,
     age_us,
+    in_closed_loops,
     latency_count,
     paced,
     stamped,
@@ -35,6 +38,9 @@ def connect(task: Task) -> Any:
 
 def pump(client: Any, subject: str, until_s: float, pipelined: int) -> int:
     sent = 0
+    while pipelined == 1 and time.perf_counter() < until_s:
+        client.xadd(subject, {"v": PAYLOAD})
+        sent += 1
     while time.perf_counter() < until_s:
         pipe = client.pipeline(transaction=False)
         for _ in range(pipelined):
@@ -48,11 +54,28 @@ def produce(task: Task, gate: Gate, pipelined: int = CHUNK) -> Result:
     pump(client, "warm", time.perf_counter() + task.warm_s, pipelined)
     start_s = gate.open()
     sent = pump(client, task.subject, start_s + task.seconds, pipelined)
-    return Result(sent, time.perf_counter() - start_s)
+    return gate.result(sent)
 
 
-def produce_one_per_request(task: Task, gate: Gate) -> Result:
-    return produce(task, gate, IN_FLIGHT)
+def produce_one_at_a_time(task: Task, gate: Gate) -> Result:
+    return produce(task, gate, task.in_flight)
+
+
+async def produce_on_connections(task: Task, gate: Gate) -> Result:
+    clients = [
+        redis.asyncio.Redis(host="127.0.0.1", port=task.port, single_connection_client=True)
+        for _ in range(task.connections)
+    ]
+
+    async def pump(subject: str, until_s: float) -> int:
+        return await in_closed_loops([partial(client.xadd, subject, {"v": PAYLOAD}) for client in clients], until_s)
+
+    await pump("warm", time.perf_counter() + task.warm_s)
+    start_s = gate.open()
+    result = gate.result(await pump(task.subject, start_s + task.seconds))
+    for client in clients:
+        await client.aclose()
+    return result
 
 
 def consume_batches(task: Task, gate: Gate) -> Result:
@@ -65,7 +88,7 @@ def consume_batches(task: Task, gate: Gate) -> Result:
         ids = [place for place, _ in found[0][1]]
         client.xack(task.subject, GROUP, *ids)
         taken += len(ids)
-    return Result(taken, time.perf_counter() - start_s)
+    return gate.result(taken)
 
 
 def consume_each(task: Task, gate: Gate) -> Result:
@@ -80,7 +103,7 @@ def consume_each(task: Task, gate: Gate) -> Result:
             taken += len(fields)
             pipe.xack(task.subject, GROUP, place)
         pipe.execute()
-    return Result(taken, time.perf_counter() - start_s)
+    return gate.result(taken)
 
 
 def joined(task: Task) -> Any:
@@ -91,24 +114,24 @@ def joined(task: Task) -> Any:
 
 def send_paced(task: Task, gate: Gate) -> Result:
     client = connect(task)
-    start_s = gate.open()
+    gate.open()
     for _ in paced(task):
         client.xadd(task.subject, {"v": stamped()})
-    return Result(latency_count(task), time.perf_counter() - start_s)
+    return gate.result(latency_count(task))
 
 
 def receive_paced(task: Task, gate: Gate) -> Result:
     """Acks on a connection of their own, from a thread, so that no message waits for another's ack."""
     client = joined(task)
     acks = Acks(task)
-    start_s = gate.open()
+    gate.open()
     ways: list[int] = []
     while len(ways) < latency_count(task):
         for _, messages in client.xreadgroup(GROUP, "one", {task.subject: ">"}, count=CHUNK, block=20_000):
             ways += [age_us(fields[b"v"]) for _, fields in messages]
             acks.put([place for place, _ in messages])
     acks.close()
-    return Result(len(ways), time.perf_counter() - start_s, tuple(ways))
+    return gate.result(len(ways), ways)
 
 
 class Acks:
@@ -147,7 +170,8 @@ class Acks:
 DRIVERS: dict[str, Driver] = {
     "produce_many": produce,
     "produce_each": produce,
-    "one_per_request": produce_one_per_request,
+    "one_at_a_time": produce_one_at_a_time,
+    "many_connections": lambda task, gate: uvloop.run(produce_on_connections(task, gate)),
     "consume_batches": consume_batches,
     "consume_each": consume_each,
     "send_paced": send_paced,

@@ -27,6 +27,8 @@ from bench.peers.syncs import sync_us
 READY_S_MAX = 120.0  # a worker program may take its time
 DRIVER_S_MAX = 300.0
 RATES_PER_S = (100, 1_000)
+IN_FLIGHT_ON_ONE = (1, 1_000)
+CONNECTIONS = (1, 10, 100, 400)
 BACKLOG_OF = {"consume_batches": ("many", "produce_many"), "consume_each": ("each", "produce_each")}
 
 Step = Callable[[str], None]
@@ -42,8 +44,23 @@ class Sample:
 
     messages_per_s: float = 0.0
     messages: int = 0
+    server_us: float = 0.0  # of processor time, per message
+    client_us: float = 0.0
     latencies_us: tuple[int, ...] = ()
     syncs_us: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, result: Result, *clients: Result, syncs_us: Sequence[int] = ()) -> Sample:
+        """Of a driver's result; `clients` worked beside it, and what they have used counts, too."""
+        per_us = 1e6 / max(result.messages, 1)
+        return cls(
+            result.messages / result.elapsed_s,
+            result.messages,
+            result.server_cpu_s * per_us,
+            sum(each.client_cpu_s for each in (result, *clients)) * per_us,
+            result.latencies_us,
+            tuple(syncs_us),
+        )
 
 
 @dataclass
@@ -126,6 +143,13 @@ class Client:
         if workload == "latency":
             for rate_per_s in RATES_PER_S:
                 yield f"latency {rate_per_s}/s", self._latency(rate_per_s)
+        elif workload == "one_at_a_time":
+            for in_flight in IN_FLIGHT_ON_ONE:
+                yield f"{workload} {in_flight}", self._one(replace(self._task(workload, "one"), in_flight=in_flight))
+        elif workload == "many_connections":
+            for connections in CONNECTIONS:
+                task = replace(self._task(workload, "connections"), connections=connections)
+                yield f"{workload} {connections}", self._one(task)
         elif workload in BACKLOG_OF:
             yield workload, self._consume(workload)
         else:
@@ -133,14 +157,20 @@ class Client:
 
     def _task(self, workload: str, subject: str) -> Task:
         plan = self._plan
-        return Task(workload, self._server.url, subject, plan.seconds, plan.warm_s, variant=self._contender.variant)
+        return Task(
+            workload,
+            self._server.url,
+            subject,
+            plan.seconds,
+            plan.warm_s,
+            variant=self._contender.variant,
+            server_pids=self._server.pids,
+        )
 
     def _one(self, task: Task) -> Sample:
-        with self._process(task) as process:
-            process.go()
-            result = process.result()
+        [result] = drive(self._python, self._contender.driver, [task])
         self._stored[task.workload] = result.messages
-        return Sample(result.messages / result.elapsed_s, result.messages)
+        return Sample.of(result)
 
     def _consume(self, workload: str) -> Sample:
         """Of what the producing workload stored; where that was not asked for, it is done first."""
@@ -154,21 +184,31 @@ class Client:
         task = replace(self._task("receive_paced", f"paced{rate_per_s}"), rate_per_s=rate_per_s)
         beside = self._server.data
         syncs = sync_us(beside, self._plan.seconds / 2)
-        with self._process(task) as receiver, self._process(replace(task, workload="send_paced")) as sender:
-            receiver.go()
-            sender.go()
-            sender.result()
-            result = receiver.result()
+        tasks = (task, replace(task, workload="send_paced"))
+        received, sent = drive(self._python, self._contender.driver, tasks)
         syncs += sync_us(beside, self._plan.seconds / 2)
-        return Sample(result.messages / result.elapsed_s, result.messages, result.latencies_us, tuple(syncs))
+        return Sample.of(received, sent, syncs_us=syncs)
 
-    @contextmanager
-    def _process(self, task: Task) -> Iterator[DriverProcess]:
-        process = DriverProcess(self._python, self._contender.driver, task)
-        try:
-            process.await_ready()
-            yield process
-        finally:
+
+def drive(python: Path, module: str, tasks: Sequence[Task]) -> list[Result]:
+    """Clients at work at the same time, each in a process of its own."""
+    with drivers(python, module, tasks) as processes:
+        for process in processes:
+            process.go()
+        return [process.result() for process in processes]
+
+
+@contextmanager
+def drivers(python: Path, module: str, tasks: Sequence[Task]) -> Iterator[list[DriverProcess]]:
+    """A process for each task, which has set up and waits for its turn. One after the other: the first makes topics."""
+    processes: list[DriverProcess] = []
+    try:
+        for task in tasks:
+            processes.append(DriverProcess(python, module, task))
+            processes[-1].await_ready()
+        yield processes
+    finally:
+        for process in processes:
             process.end()
 
 
@@ -189,6 +229,10 @@ class DriverProcess:
             env={**environment, workers.URL_VARIABLE: task.url},
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def await_ready(self) -> None:
         out = self._process.stdout
         if out is None or not select.select([out], [], [], READY_S_MAX)[0] or out.readline().strip() != "ready":
@@ -203,8 +247,9 @@ class DriverProcess:
         said, _ = self._process.communicate(timeout=DRIVER_S_MAX)
         if self._process.returncode or not said:
             raise DriverFailed(self._last_words())
-        found: dict[str, Any] = json.loads(said.splitlines()[-1])
-        return Result(found["messages"], found["elapsed_s"], tuple(found["latencies_us"]), tuple(found["stored_us"]))
+        last: dict[str, Any] = json.loads(said.splitlines()[-1])
+        fields: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in last.items()}
+        return Result(**fields)
 
     def end(self) -> None:
         if self._process.poll() is None:
@@ -214,6 +259,9 @@ class DriverProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._errors.close()
 
     def _last_words(self) -> str:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,11 @@ class Server:
     @property
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Its processes, without those that they started."""
+        return tuple(process.pid for process in self._started)
 
     def start(self) -> None:
         raise NotImplementedError
@@ -242,6 +248,22 @@ class Fairway(Server):
 
 class FairwayMemory(Fairway):
     durability = "memory"
+
+
+class FairwayMetered(Fairway):
+    """It says what it has done at `http_port`."""
+
+    def start(self) -> None:
+        self.http_port = free_port()
+        program: list[str | Path] = [sys.executable, "-m", "fairway", "broker", "--data", self.data / "data"]
+        self.spawn([*program, "--port", str(self.port), "--http-port", str(self.http_port)])
+
+
+def metrics(http_port: int) -> str:
+    """A server's figures, as Prometheus reads them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/metrics", timeout=10) as page:
+        text: str = page.read().decode()
+    return text
 
 
 class FairwayUp(Fairway):

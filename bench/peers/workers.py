@@ -57,10 +57,10 @@ def handle(task: Task, gate: Gate, command: Sequence[str], send: Send, left: Lef
         drain(left, START_S_MAX)
         _send_for(task.warm_s, send)
         drain(left, DRAIN_S_MAX)
-        start_s = gate.open()
+        gate.open()
         sent = _send_for(task.seconds, send)
         drain(left, DRAIN_S_MAX)
-        return Result(sent, time.perf_counter() - start_s)
+        return gate.result(sent)
 
 
 def _send_for(seconds: float, send: Send) -> int:

@@ -2,6 +2,7 @@
 
     python -m bench.fairness                    tables
     python -m bench.fairness --quick            the same in a few seconds: says that it works, not how fast
+    python -m bench.fairness --only crowds      these parts: shares, cold, crowds
     python -m bench.fairness --json             the figures for a program
     python -m bench.fairness --plot FILE.png    and a picture
     python -m bench.fairness --spark            and beside a Spark job (bench/fairness_spark)
@@ -14,14 +15,16 @@ The measure is the time of the broker's loop that each group got.
 
 Cold: one consumer of group `hot` pulls ten messages at a steady pace from what is in memory, alone, and beside 20
 consumers of group `cold` that drain a backlog whose pages were dropped. Rounds are interleaved; shown are medians of
-the rounds' percentiles. A pull does not wait for a sync; what a settle, which does, takes is shown apart.
+the rounds' percentiles. A pull does not wait for a sync; what a settle, which does, takes is shown apart. The cold
+group's rate ends with its last message, where it had the whole backlog before the time was over.
 
 A broker that is ready to run and has no core, because others use the machine, answers late whatever its order. Every
 figure shows that part of the time. Above a few per cent the figures are about the machine.
 
-Crowd: 70 groups on one subject, 1,000 consumers in all, 1,000 messages a second. All keep up where the group that is
-farthest behind is, in the median of 40 looks, at most half a second behind what is committed, and half a second after
-the last message nobody is. The consumers' own CPU is shown too: on two cores they may be what falls behind.
+Crowds: 70 groups on one subject, 200 consumers in all and 500 messages a second, then 1,000 and 1,000. All keep up
+where the group that is farthest behind is, in the median of 40 looks, at most half a second behind what is committed,
+and half a second after the last message nobody is. The consumers' own CPU is shown too: on two cores they may be what
+falls behind. The time from send to hand is that of every message in every group.
 """
 
 from __future__ import annotations
@@ -39,12 +42,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import machine
-from bench.loads import Crowd, CrowdProcess, PacedProcess, PaceProducer, fill, seek
+from bench.loads import Arrival, Crowd, CrowdProcess, PacedProcess, PaceProducer, fill, rate_of, seek
 from bench.processes import BrokerProcess
 
 KINDS = {"actors": False, "plain queue": True}
@@ -64,20 +68,25 @@ class Scale:
     large: int = 100
     cold_rounds: int = 10
     cold_s: float = 3.0  # 750 pulls: of fewer a p99 is mostly luck
-    cold_batches: int = 2_500
+    cold_batches: int = 5_000
     cold_consumers: int = 20
     crowd_groups: int = 70
-    crowd_consumers: int = 1_000
-    crowd_per_s: int = 1_000
+    crowds: tuple[tuple[int, int], ...] = ((200, 500), (1_000, 1_000))  # consumers, messages a second
     crowd_s: float = 20.0
 
 
-QUICK = Scale(1, 0.4, 1_500, 100, 2, 0.3, 400, 20, 70, 200, 500, 2.0)
-TINY = Scale(1, 0.1, 300, 10, 1, 0.1, 40, 3, 5, 10, 200, 0.3)
+QUICK = Scale(1, 0.4, 1_500, 100, 2, 0.5, 1_000, 20, 70, ((200, 500),), 2.0)
+TINY = Scale(1, 0.1, 300, 10, 1, 0.1, 40, 3, 5, ((10, 200),), 0.3)
+PARTS = ("shares", "cold", "crowds")
 
 
-def steps_of(scale: Scale) -> int:
-    return len(KINDS) * (scale.share_rounds + 2 * scale.cold_rounds) + 1
+def steps_of(scale: Scale, parts: Sequence[str]) -> int:
+    steps = {
+        "shares": len(KINDS) * scale.share_rounds,
+        "cold": len(KINDS) * 2 * scale.cold_rounds,
+        "crowds": len(scale.crowds),
+    }
+    return sum(steps[part] for part in parts)
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -172,12 +181,16 @@ class ColdStage:
     def beside(self) -> dict[str, float]:
         asyncio.run(seek(self._broker.port, "archive", "cold"))
         self._broker.evict()
-        before, read_before = self._cold.counts(), self._broker.figures()
+        self._cold.arrivals()
+        read_before = self._broker.figures()
         self._cold.start()
+        began_s = time.perf_counter()
         found = self._figures(self._hot.measure(self._scale.cold_s, PACE_PER_S))
         self._cold.pause()
-        after, read_after = self._cold.counts(), self._broker.figures()
-        found["cold_messages_per_s"] = (after["messages"] - before["messages"]) / self._scale.cold_s
+        read_after = self._broker.figures()
+        arrivals = self._cold.arrivals()
+        found["cold_messages_per_s"] = rate_of(arrivals, began_s, self._scale.cold_s)
+        found["cold_drained"] = float(sum(each.messages for each in arrivals) >= self._scale.cold_batches * 100)
         found["fetches"] = read_after["fetches"] - read_before["fetches"]
         found["queued"] = queued_part(read_before, read_after)
         time.sleep(0.05)
@@ -227,6 +240,12 @@ def measure_cold(scale: Scale, under: str | None, step: Step) -> dict[str, dict[
             "p99_ratio": medians["beside"]["p99_ms"] / max(medians["alone"]["p99_ms"], 1e-9),
             "p99_ratio_by_round": [round(ratio, 2) for ratio in ratios],
         }
+    plain = found["plain queue"]["beside"]
+    for kind, sides in found.items():
+        pairs = zip(sides["beside"], plain, strict=True)
+        ratios = [ours["cold_messages_per_s"] / max(theirs["cold_messages_per_s"], 1e-9) for ours, theirs in pairs]
+        result[kind]["cold_ratio"] = statistics.median(ratios)
+        result[kind]["cold_ratio_by_round"] = [round(ratio, 3) for ratio in ratios]
     return result
 
 
@@ -238,15 +257,25 @@ def lag_max(figures: dict[str, Any]) -> int:
     return max((group["lag"] for group in figures["groups"].values()), default=0)
 
 
-def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]:
-    step(f"{scale.crowd_groups} groups, {scale.crowd_consumers:,} consumers")
+def hand_ms(sent: dict[str, Any], arrivals: Sequence[Arrival]) -> list[float]:
+    """From sending to a consumer's hand, of each message in each group; of those that were sent in that time."""
+    first, each, sent_at_s = sent["first"], sent["each"], sent["sent_at_s"]
+    found: list[float] = []
+    for arrival in arrivals:
+        begin, end = max(arrival.first, first), min(arrival.first + arrival.messages, first + each * len(sent_at_s))
+        found += [(arrival.at_s - sent_at_s[(at - first) // each]) * 1e3 for at in range(begin, end)]
+    return found
+
+
+def measure_crowd(scale: Scale, count: int, per_s: int, under: str | None, step: Step) -> dict[str, Any]:
+    step(f"{scale.crowd_groups} groups, {count:,} consumers")
     groups = tuple(f"group-{number:02d}" for number in range(scale.crowd_groups))
-    crowd = Crowd("news", groups, scale.crowd_consumers, wait_ms=5_000)
+    crowd = Crowd("news", groups, count, wait_ms=5_000)
     with (
         directory(under) as root,
         BrokerProcess(root) as broker,
         CrowdProcess(broker.port, crowd) as consumers,
-        PaceProducer(broker.port, "news", scale.crowd_per_s) as producer,
+        PaceProducer(broker.port, "news", per_s) as producer,
     ):
         consumers.start()
         producer.send_for(min(1.0, scale.crowd_s / 4))
@@ -261,20 +290,22 @@ def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]
         after, pulls_after = broker.figures(), consumers.counts()
         time.sleep(0.5)
         settled, counts = broker.figures(), consumers.counts()
+        ways_ms = hand_ms(sent, consumers.arrivals())
     elapsed_s = after["at_s"] - before["at_s"]
-    bound = scale.crowd_per_s // 2
     return {
         "groups": len(after["groups"]),
-        "consumers": scale.crowd_consumers,
+        "consumers": count,
         "messages_per_s_in": sent["sent"] / elapsed_s,
         "deliveries_per_s": (after["pulled"] - before["pulled"]) / elapsed_s,
         "slowest_receipt_ms": sent["slowest_ms"],
+        "hand_p50_ms": percentile(ways_ms, 50),
+        "hand_p99_ms": percentile(ways_ms, 99),
         "pulls_per_s": (pulls_after["pulls"] - pulls_before["pulls"]) / elapsed_s,
         "lag_max_median": statistics.median(lags or [0]),
         "lag_max": max(lags, default=0),
         "lag_max_half_a_second_later": lag_max(settled),
         "all_keep_up": len(after["groups"]) == scale.crowd_groups
-        and statistics.median(lags or [0]) <= bound
+        and statistics.median(lags or [0]) <= per_s // 2
         and lag_max(settled) == 0,
         "refused": counts["refused"],
         "broker_cpu": (after["cpu_s"] - before["cpu_s"]) / elapsed_s,
@@ -289,67 +320,99 @@ def measure_crowd(scale: Scale, under: str | None, step: Step) -> dict[str, Any]
 
 
 def show(result: dict[str, Any]) -> None:
+    console = Console(width=max(100, Console().width))
     if "shares" in result:
-        show_groups(result)
+        console.print(_shares(result["shares"]))
+    if "cold" in result:
+        console.print(_cold(result["cold"]))
     if "spark" in result:
         alone, beside = result["spark"]["alone"], result["spark"]["beside"]
         print(
             f"a hot group beside a Spark job of {result['spark']['rows_per_s']:,.0f} rows/s: pull p50 / p99 "
             f"{alone['p50_ms']:.2f} / {alone['p99_ms']:.2f} ms alone, {beside['p50_ms']:.2f} / {beside['p99_ms']:.2f} "
-            f"beside, {result['spark']['p99_ratio']:.2f} ×"
+            f"ms beside, p99 ratio {result['spark']['p99_ratio']:.2f}"
         )
+    if "crowds" in result:
+        console.print(_crowds(result["crowds"]))
+    if "machine" in result:
+        print(f"{result['machine']}. {machine.QUIET}")
 
 
-def show_groups(result: dict[str, Any]) -> None:
-    console = Console()
-    table = Table("", "small's share of broker time", "fair", "Jain's index", "messages/s", "without a core")
-    table.title = "100 consumers beside 2"
-    for kind, row in result["shares"].items():
-        share, rate = f"{row['small_share']:.3f}", f"{row['messages_per_s']:,.0f}"
-        table.add_row(kind, share, "0.500", f"{row['jain']:.4f}", rate, f"{row['queued']:.0%}")
-    console.print(table)
-    table = Table("", "alone p50 / p99 ms", "beside p50 / p99 ms", "p99 ratio", "cold messages/s", "settle p99 ms")
-    table.add_column("without a core")
-    table.title = "pulls of a hot group beside a cold one"
-    for kind, row in result["cold"].items():
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left")
+    return table
+
+
+def _shares(rows: dict[str, dict[str, Any]]) -> Table:
+    title = "100 consumers beside 2: the share of the broker's time that the 2 had; 0.5 is fair"
+    table = _table(title, "", "share", "Jain's index", "messages/s", "without a core")
+    for kind, row in rows.items():
+        rate = f"{row['messages_per_s']:,.0f}"
+        table.add_row(kind, f"{row['small_share']:.3f}", f"{row['jain']:.4f}", rate, f"{row['queued']:.0%}")
+    return table
+
+
+def _cold(rows: dict[str, dict[str, Any]]) -> Table:
+    title = "a hot group's pulls alone, and beside a cold group that drains a backlog"
+    columns = ("p50 / p99 ms", "beside", "p99 ÷", "settle p99 ms", "cold/s", "÷ plain", "without a core")
+    table = _table(title, "", *columns)
+    for kind, row in rows.items():
         alone, beside = row["alone"], row["beside"]
+        is_drained = " to its end" if beside["cold_drained"] else ""
         table.add_row(
             kind,
             f"{alone['p50_ms']:.2f} / {alone['p99_ms']:.2f}",
             f"{beside['p50_ms']:.2f} / {beside['p99_ms']:.2f}",
             f"{row['p99_ratio']:.2f}",
-            f"{beside['cold_messages_per_s']:,.0f}",
-            f"{alone['settle_p99_ms']:.1f}, beside {beside['settle_p99_ms']:.1f}",
-            f"{alone['queued']:.0%}, beside {beside['queued']:.0%}",
+            f"{alone['settle_p99_ms']:.1f}, {beside['settle_p99_ms']:.1f}",
+            f"{beside['cold_messages_per_s']:,.0f}{is_drained}",
+            f"{row['cold_ratio']:.3f}",
+            f"{alone['queued']:.0%}, {beside['queued']:.0%}",
         )
-    console.print(table)
-    crowd = result["crowd"]
-    print(
-        f"{crowd['groups']} groups, {crowd['consumers']:,} consumers, {crowd['messages_per_s_in']:,.0f} messages/s in: "
-        f"{crowd['deliveries_per_s']:,.0f} deliveries/s in {crowd['pulls_per_s']:,.0f} pulls/s, largest lag "
-        f"{crowd['lag_max_median']:.0f} messages in the median and {crowd['lag_max']} at its worst "
-        f"({'all keep up' if crowd['all_keep_up'] else 'SOME FALL BEHIND'}), "
-        f"broker {crowd['broker_cpu']:.2f} cores and {crowd['broker_queued']:.0%} of the time without one, "
-        f"{crowd['broker_resident_mib']:.0f} MiB, "
-        f"all consumers {crowd['consumers_cpu']:.2f} cores"
-    )
-    print(result["machine"])
+    return table
 
 
-def run(scale: Scale, under: str | None, *, is_silent: bool) -> dict[str, Any]:
+CROWD_FIGURES = {
+    "messages/s in": ("messages_per_s_in", ",.0f"),
+    "deliveries/s": ("deliveries_per_s", ",.0f"),
+    "pulls/s": ("pulls_per_s", ",.0f"),
+    "broker, cores": ("broker_cpu", ".2f"),
+    "of the time without one": ("broker_queued", ".0%"),
+    "broker, MiB": ("broker_resident_mib", ".0f"),
+    "all consumers, cores": ("consumers_cpu", ".2f"),
+    "send to hand p50, ms": ("hand_p50_ms", ".1f"),
+    "send to hand p99, ms": ("hand_p99_ms", ".1f"),
+    "largest lag, median": ("lag_max_median", ",.0f"),
+    "largest lag": ("lag_max", ",.0f"),
+}
+
+
+def _crowds(crowds: Sequence[dict[str, Any]]) -> Table:
+    heads = (f"{crowd['groups']} groups, {crowd['consumers']:,} consumers" for crowd in crowds)
+    table = _table("crowds on one subject", "", *heads)
+    for name, (key, form) in CROWD_FIGURES.items():
+        table.add_row(name, *(f"{crowd[key]:{form}}" for crowd in crowds))
+    table.add_row("", *("all keep up" if crowd["all_keep_up"] else "SOME FALL BEHIND" for crowd in crowds))
+    return table
+
+
+def run(scale: Scale, under: str | None, parts: Sequence[str], *, is_silent: bool) -> dict[str, Any]:
     columns = (TextColumn("{task.description:36}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=is_silent, transient=True) as progress:
-        task = progress.add_task("", total=steps_of(scale))
+        task = progress.add_task("", total=steps_of(scale, parts))
 
         def step(what: str) -> None:
             progress.update(task, advance=1, description=what)
 
-        return {
-            "machine": machine.describe(Path(under or tempfile.gettempdir())),
-            "shares": measure_shares(scale, under, step),
-            "cold": measure_cold(scale, under, step),
-            "crowd": measure_crowd(scale, under, step),
+        measured: dict[str, Callable[[], Any]] = {
+            "shares": lambda: measure_shares(scale, under, step),
+            "cold": lambda: measure_cold(scale, under, step),
+            "crowds": lambda: [measure_crowd(scale, *crowd, under, step) for crowd in scale.crowds],
         }
+        told = {"machine": machine.describe(Path(under or tempfile.gettempdir()))}
+        return told | {part: measured[part]() for part in parts}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -358,12 +421,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="smaller still, for the test that this runs at all")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", metavar="FILE", help="draw the figures")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--spark", action="store_true", help="also a hot group beside a Spark job")
     parser.add_argument("--only-spark", action="store_true", help="nothing but that")
     parser.add_argument("--directory", help="where the data goes; the default is the system's temporary directory")
     options = parser.parse_args(argv)
     scale = TINY if options.tiny else QUICK if options.quick else Scale()
-    result = {} if options.only_spark else run(scale, options.directory, is_silent=options.json)
+    if options.plot and len(options.only) < len(PARTS):
+        parser.error("the picture is of all parts")
+    parts = [] if options.only_spark else [part for part in PARTS if part in options.only]
+    result = run(scale, options.directory, parts, is_silent=options.json)
     if options.spark or options.only_spark:
         from bench import fairness_spark
 

@@ -19,7 +19,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         figure, (shares, latency) = pyplot.subplots(1, 2, figsize=(12, 4.6), width_ratios=(1, 1.15))
         _draw_shares(shares, result["shares"])
         _draw_latency(latency, result["cold"])
-        crowd = result["crowd"]
+        crowd = result["crowds"][-1]
         figure.text(
             0.5,
             0.015,

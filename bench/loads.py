@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.processes import Child, commands
 from bench.wire import Wire
@@ -17,11 +17,12 @@ from fairway import batch
 from fairway.errors import Code, Refused
 from fairway.protocol import ControlMessage
 from fairway.protocol import messages as m
-from fairway.protocol.admin_messages import Seek, Sought
+from fairway.protocol.admin_messages import Scan, Scanned, Seek, Sought
 from fairway.runtime.rng import RealRng
 from fairway.runtime.service import run
 
 IN_FLIGHT = 32  # batches of one producer
+SCAN_BYTES = 4 << 20  # in an answer: what the Spark source asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,24 @@ class Crowd:
     gives_way: bool = False  # its process yields the cores to others: what the broker does to them is to be seen alone
 
 
+class Arrival(NamedTuple):
+    """A run of messages that a consumer was handed, and when, on the clock of `time.perf_counter`."""
+
+    at_s: float
+    first: int
+    messages: int
+
+
+def rate_of(arrivals: Sequence[Arrival], began_s: float, seconds: float) -> float:
+    """Messages a second in that time; of a load that had nothing left to do, until its last message."""
+    inside = [each for each in arrivals if began_s <= each.at_s <= began_s + seconds]
+    is_over = bool(inside) and inside[-1] is arrivals[-1]
+    took_s = inside[-1].at_s - began_s if is_over else seconds
+    return sum(each.messages for each in inside) / max(took_s, 1e-9)
+
+
 class CrowdProcess(Child):
-    """`start`, `stop_pulling`, and `counts`: messages and pulls so far."""
+    """`start`, `pause`, and `counts`: messages and pulls so far; `arrivals`: what came since this was last asked."""
 
     def __init__(self, port: int, crowd: Crowd) -> None:
         super().__init__(_crowd, port, crowd)
@@ -54,16 +71,28 @@ class CrowdProcess(Child):
         found: dict[str, Any] = self.ask("counts")
         return found
 
+    def arrivals(self) -> list[Arrival]:
+        return [Arrival(*each) for each in self.ask("arrivals")]
+
 
 class _Consumer:
     """Pulls, settles without waiting for the answer, pulls again."""
 
-    def __init__(self, wire: Wire, crowd: Crowd, group: str, name: str, tally: dict[str, int]) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        crowd: Crowd,
+        group: str,
+        name: str,
+        tally: dict[str, int],
+        arrivals: list[tuple[float, int, int]],
+    ) -> None:
         self._wire = wire
         self._crowd = crowd
         self._place = (crowd.subject, group, name)
         self._arrived = 0
         self._tally = tally
+        self._arrivals = arrivals
         self._loop = asyncio.get_running_loop()
         self.is_pulling = False
         self._is_under_way = False
@@ -87,7 +116,10 @@ class _Consumer:
         if isinstance(answer, m.Pulled):
             self._arrived = max(self._arrived, answer.number)
             if answer.lots:
-                self._tally["messages"] += sum(span.count for lot in answer.lots for span in lot.spans)
+                now_s = time.perf_counter()
+                spans = [span for lot in answer.lots for span in lot.spans]
+                self._arrivals += [(now_s, span.first, span.count) for span in spans]
+                self._tally["messages"] += sum(span.count for span in spans)
                 self._tally["pulls"] += 1
                 outcomes = [m.Settle(m.Settlement.ACK, lot.first, lot.attempt, lot.spans) for lot in answer.lots]
                 self._wire.request(m.SettleAll(*self._place, outcomes, self._arrived), self._settled)
@@ -110,15 +142,20 @@ def _crowd(port: int, crowd: Crowd, pipe: Pipe) -> None:
 
 async def _run_crowd(port: int, crowd: Crowd, pipe: Pipe) -> None:
     tally = {"messages": 0, "pulls": 0, "refused": 0}
+    arrivals: list[tuple[float, int, int]] = []
     consumers = []
     for number in range(crowd.consumers):
         group = crowd.groups[number % len(crowd.groups)]
-        consumer = _Consumer(await Wire.connect(port), crowd, group, f"consumer-{port}-{number}", tally)
+        consumer = _Consumer(await Wire.connect(port), crowd, group, f"consumer-{port}-{number}", tally, arrivals)
         await consumer.join()
         consumers.append(consumer)
     pipe.send("ready")
 
     async def answer(command: str) -> Any:
+        if command == "arrivals":
+            taken = arrivals.copy()
+            arrivals.clear()
+            return taken
         for consumer in consumers:
             if command == "start":
                 consumer.go()
@@ -179,6 +216,66 @@ async def _run_paced(port: int, subject: str, group: str, pipe: Pipe) -> None:
     await commands(pipe, measure)
 
 
+# --- scanning --------------------------------------------------------------------------------------------------------
+
+
+class ScanProcess(Child):
+    """Tasks of a batch job that read parts of a subject over and over, with scans as the Spark source asks for them.
+
+    An answer is not decoded: the next request leaves at once. The process yields the cores to others.
+    """
+
+    def __init__(self, port: int, subject: str, tasks: int = 2) -> None:
+        super().__init__(_scan, port, subject, tasks)
+        self.hear()
+
+    def begin(self, seconds: float) -> None:
+        self.tell("scan", seconds)
+
+    def end(self) -> list[Arrival]:
+        found: list[Arrival] = self.hear()
+        return found
+
+
+def _scan(port: int, subject: str, tasks: int, pipe: Pipe) -> None:
+    os.nice(19)
+    run(_run_scan(port, subject, tasks, pipe))
+
+
+async def _run_scan(port: int, subject: str, tasks: int, pipe: Pipe) -> None:
+    wires = [await Wire.connect(port) for _ in range(tasks)]
+    found = await wires[0].ask(Scan(subject, m.Whence.SEQUENCE, 0, None, 0))
+    if not isinstance(found, Scanned):
+        raise TypeError(found)
+    edges = [found.committed_end * part // tasks for part in range(tasks + 1)]
+    pipe.send("ready")
+
+    async def read(wire: Wire, begin: int, end: int, until_s: float, arrivals: list[Arrival]) -> None:
+        at = begin
+        while time.perf_counter() < until_s:
+            try:
+                scanned = await wire.ask(Scan(subject, m.Whence.SEQUENCE, at, end, SCAN_BYTES))
+            except Refused as refused:
+                if refused.retry_after_ms is None:
+                    raise
+                await asyncio.sleep(refused.retry_after_ms / 1e3)
+                continue
+            if not isinstance(scanned, Scanned):
+                raise TypeError(scanned)
+            arrivals.append(Arrival(time.perf_counter(), at, scanned.next_sequence - at))
+            at = scanned.next_sequence if scanned.next_sequence < end else begin
+
+    async def scan(_command: str, seconds: float) -> list[Arrival]:
+        arrivals: list[Arrival] = []
+        until_s = time.perf_counter() + seconds
+        async with asyncio.TaskGroup() as group:
+            for wire, begin, end in zip(wires, edges, edges[1:], strict=False):
+                group.create_task(read(wire, begin, end, until_s, arrivals))
+        return arrivals
+
+    await commands(pipe, scan)
+
+
 # --- producing -------------------------------------------------------------------------------------------------------
 
 
@@ -225,12 +322,16 @@ class PaceProducer(Child):
         super().__init__(_produce, port, subject, per_s)
         self.hear()
 
-    def send_for(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> dict[str, float]:
-        """Messages sent, how long the slowest receipt took, CPU; `meanwhile` is called over and over."""
+    def send_for(self, seconds: float, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+        """Messages sent, how long the slowest receipt took, CPU; `meanwhile` is called over and over.
+
+        Also the first message's number, how many a batch had, and when each batch was sent, on the clock of
+        `time.perf_counter`.
+        """
         self.tell("send", seconds)
         while meanwhile is not None and not self.has_spoken():
             meanwhile()
-        found: dict[str, float] = self.hear()
+        found: dict[str, Any] = self.hear()
         return found
 
 
@@ -253,17 +354,26 @@ async def _run_produce(port: int, subject: str, per_s: int, pipe: Pipe) -> None:
         slowest_s = max(slowest_s, time.perf_counter() - asked_s)
         window.release()
 
-    async def send(_command: str, seconds: float) -> dict[str, float]:
+    async def send(_command: str, seconds: float) -> dict[str, Any]:
         nonlocal sent, slowest_s
         begin, slowest_s, cpu_s = sent, 0.0, time.process_time()
+        sent_at_s: list[float] = []
         started_s = due_s = time.perf_counter()
         while due_s < started_s + seconds:
             data = batch.encode([bytes(100)] * each, producer_id=producer_id, first_sequence=sent, created_ms=1)
             await window.acquire()
-            wire.request(m.Produce(subject), partial(answered, time.perf_counter()), [data])
+            sent_at_s.append(time.perf_counter())
+            wire.request(m.Produce(subject), partial(answered, sent_at_s[-1]), [data])
             sent += each
             due_s += each / per_s
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        return {"sent": sent - begin, "slowest_ms": slowest_s * 1e3, "cpu_s": time.process_time() - cpu_s}
+        return {
+            "sent": sent - begin,
+            "slowest_ms": slowest_s * 1e3,
+            "cpu_s": time.process_time() - cpu_s,
+            "first": begin,
+            "each": each,
+            "sent_at_s": sent_at_s,
+        }
 
     await commands(pipe, send)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import fairness
+from bench.loads import Arrival, rate_of
 
 
 def test_a_tiny_run_prints_every_figure_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,11 +20,27 @@ def test_a_tiny_run_prints_every_figure_and_draws_them(tmp_path: Path, capsys: p
         assert 0 <= result["shares"][kind]["small_share"] <= 1
         assert result["cold"][kind]["beside"]["p99_ms"] > 0
     assert result["cold"]["actors"]["beside"]["cold_messages_per_s"] > 0
-    assert result["crowd"]["groups"] == 5
-    assert result["crowd"]["deliveries_per_s"] > 0
+    assert result["cold"]["plain queue"]["cold_ratio"] == 1
+    [crowd] = result["crowds"]
+    assert crowd["groups"] == 5
+    assert crowd["deliveries_per_s"] > 0
+    assert 0 < crowd["hand_p50_ms"] <= crowd["hand_p99_ms"]
     assert picture.stat().st_size > 10_000
     fairness.show(result)
     assert "Jain" in capsys.readouterr().out
+
+
+def test_the_way_from_send_to_hand_is_that_of_the_messages_that_were_sent_meanwhile() -> None:
+    sent = {"first": 4, "each": 2, "sent_at_s": [1.0, 2.0]}
+    arrivals = [Arrival(1.5, 3, 2), Arrival(2.5, 5, 4)]
+    assert fairness.hand_ms(sent, arrivals) == pytest.approx([500.0, 1_500.0, 500.0, 500.0])
+
+
+def test_a_rate_ends_with_the_last_message_where_nothing_was_left() -> None:
+    arrivals = [Arrival(0.5, 0, 99), Arrival(1.5, 0, 10), Arrival(2.0, 10, 10)]
+    assert rate_of(arrivals, 1.0, 4.0) == 20.0
+    assert rate_of([*arrivals, Arrival(9.0, 20, 10)], 1.0, 4.0) == 5.0
+    assert rate_of([], 1.0, 4.0) == 0.0
 
 
 @pytest.mark.parametrize(("shares", "index"), [([1, 1], 1.0), ([1, 0], 0.5), ([3, 1], 0.8)])

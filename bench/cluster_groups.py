@@ -1,8 +1,14 @@
-"""Broker groups on a real ZooKeeper as commands in processes of their own, for `bench.cluster`."""
+"""Brokers as commands in processes of their own, for `bench.cluster` and `bench.cores`.
+
+Alone, in groups on a real ZooKeeper, or several on one host behind a meta server that keeps the registry itself.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,11 +56,57 @@ class Alone:
     def url(self) -> str:
         return f"fairway://127.0.0.1:{self.port}"
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return (self._child.pid,)
+
     def cpu_s(self) -> float:
         return cpu_s(self._child.pid)
 
     def close(self) -> None:
         end(self._child)
+
+
+class OneHost:
+    """So many brokers without replicas and the meta server of all; each new subject is on every broker."""
+
+    def __init__(self, folder: Path, brokers: int) -> None:
+        port = free_port()
+        self.url = f"meta://127.0.0.1:{port}"
+        self._children: list[Child] = []
+        try:
+            registry = ("--registry", f"sqlite:{folder / f'registry-{brokers}'}")
+            self._start("meta", *registry, "--port", str(port), "--spread", str(brokers))
+            for number in range(brokers):
+                data = ("--data", str(folder / f"broker-{number}-of-{brokers}"))
+                group = ("--registry", self.url, "--group", f"core-{number}")
+                self._start("broker", *data, "--port", str(free_port()), *group)
+            self._await_led(brokers)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the brokers, not of the meta server."""
+        return tuple(child.pid for child in self._children[1:])
+
+    def close(self) -> None:
+        for child in self._children:
+            end(child)
+
+    def _start(self, *arguments: str) -> None:
+        self._children.append(started(*arguments))
+
+    def _await_led(self, brokers: int) -> None:
+        deadline = time.monotonic() + START_S
+        command = [sys.executable, "-m", "fairway", "cluster", "--url", self.url, "--json", "--check"]
+        while time.monotonic() < deadline:
+            told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=START_S)
+            if not told.returncode and len(json.loads(told.stdout)["groups"]) == brokers:
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"the {brokers} brokers behind {self.url} are not all led")
 
 
 class BrokerGroup:

@@ -54,6 +54,7 @@ from bench.processes import BrokerProcess
 KINDS = {"actors": False, "plain queue": True}
 PACE_PER_S = 250
 LOOKS = 40  # at the lags of the crowd's groups
+CROWD_CORES_MAX = 0.5  # of the broker, with 70 groups, 200 consumers and 500 messages a second
 
 Step = Callable[[str], None]
 
@@ -391,7 +392,7 @@ CROWD_FIGURES = {
 
 def _crowds(crowds: Sequence[dict[str, Any]]) -> Table:
     heads = (f"{crowd['groups']} groups, {crowd['consumers']:,} consumers" for crowd in crowds)
-    table = _table("crowds on one subject", "", *heads)
+    table = _table(f"crowds on one subject; asked of 200 consumers: at most {CROWD_CORES_MAX:g} cores", "", *heads)
     for name, (key, form) in CROWD_FIGURES.items():
         table.add_row(name, *(f"{crowd[key]:{form}}" for crowd in crowds))
     table.add_row("", *("all keep up" if crowd["all_keep_up"] else "SOME FALL BEHIND" for crowd in crowds))

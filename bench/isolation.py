@@ -59,7 +59,7 @@ class Scale:
     batches: int = 5_000  # of the backlog, 100 messages of 1,000 bytes each
     bulk: int = 1_000_000  # messages of 100 bytes that wait for a batch consumer
     lead_s: float = 0.3  # that a large load has worked before the small one is measured
-    cold: fairness.Scale = fairness.Scale()  # noqa: RUF009  it is frozen
+    cold: fairness.Scale = fairness.Scale(cold_rounds=5)  # noqa: RUF009  it is frozen
 
 
 FULL = Scale()
@@ -335,7 +335,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     scale = TINY if options.tiny else QUICK if options.quick else FULL
     if options.rounds:
-        scale = replace(scale, rounds=options.rounds)
+        cold = replace(scale.cold, cold_rounds=options.rounds)
+        scale = replace(scale, rounds=options.rounds, cold=cold)
     rows = measure(scale, options.directory, options.only)
     told = machine.describe(Path(options.directory or tempfile.gettempdir()))
     if options.json:

@@ -75,6 +75,7 @@ async def commands(pipe: Pipe, answer: Callable[..., Coroutine[Any, Any, Any]]) 
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
     loop.add_reader(pipe.fileno(), arrived.set)
+    os.set_blocking(pipe.fileno(), True)  # uvloop has changed that, and a long answer would not fit at once
     try:
         while True:
             await arrived.wait()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import pytest
 
 from bench import fairness
 from bench.loads import Arrival, rate_of
+from bench.processes import Child, commands
+from fairway.runtime.service import run
 
 
 def test_a_tiny_run_prints_every_figure_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +49,19 @@ def test_a_rate_ends_with_the_last_message_where_nothing_was_left() -> None:
 @pytest.mark.parametrize(("shares", "index"), [([1, 1], 1.0), ([1, 0], 0.5), ([3, 1], 0.8)])
 def test_jains_index(shares: list[float], index: float) -> None:
     assert fairness.jain(shares) == pytest.approx(index)
+
+
+async def _long_answer(_command: str) -> list[int]:
+    return list(range(500_000))
+
+
+def _answer_at_length(pipe: Pipe) -> None:
+    run(commands(pipe, _long_answer))
+
+
+def test_an_answer_may_be_longer_than_a_pipe_holds() -> None:
+    with Child(_answer_at_length) as child:
+        assert len(child.ask("speak")) == 500_000
 
 
 def test_percentiles() -> None:

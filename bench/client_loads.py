@@ -1,8 +1,8 @@
 """Loads through the public client, each in a process of its own: small senders, admin calls, a flooder, batches.
 
 Small loads are measured while they work: `measure` blocks, and returns how long each call took. Large loads `begin` and
-`end`, yield the cores to others, and say what they did when, on the clock of `time.perf_counter`. So a rate can be
-taken over just the time in which a small load was measured.
+`end`, yield the cores to others unless told otherwise, and say what they did when, on the clock of `time.perf_counter`.
+So a rate can be taken over just the time in which a small load was measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import fairway
-from bench.loads import Arrival
+from bench.loads import YIELDING, Arrival
 from bench.processes import Child
 from fairway.protocol.admin_messages import Depth
 
@@ -129,13 +129,13 @@ def _admin_calls(url: str, subject: str, group: str, per_s: int, pipe: Pipe) -> 
 # --- large -----------------------------------------------------------------------------------------------------------
 
 
-def flooder(url: str, subject: str) -> BigLoad:
+def flooder(url: str, subject: str, *, gives_way: bool = True) -> BigLoad:
     """`send_many` as fast as the client's buffer has room. What counts is what has a receipt."""
-    return BigLoad(_flooder, url, subject)
+    return BigLoad(_flooder, url, subject, gives_way)
 
 
-def _flooder(url: str, subject: str, pipe: Pipe) -> None:
-    os.nice(19)
+def _flooder(url: str, subject: str, gives_way: bool, pipe: Pipe) -> None:
+    os.nice(YIELDING if gives_way else 0)
     payloads = [PAYLOAD] * MANY
     with fairway.connect(url, patience=ANSWER_S) as client:
 
@@ -151,13 +151,13 @@ def _flooder(url: str, subject: str, pipe: Pipe) -> None:
         _serve(pipe, work)
 
 
-def batch_consumer(url: str, subject: str, messages: int) -> BigLoad:
+def batch_consumer(url: str, subject: str, messages: int, *, gives_way: bool = True) -> BigLoad:
     """Takes and acks a backlog of so many messages, from the first on; then again, as another group."""
-    return BigLoad(_batch_consumer, url, subject, messages)
+    return BigLoad(_batch_consumer, url, subject, messages, gives_way)
 
 
-def _batch_consumer(url: str, subject: str, messages: int, pipe: Pipe) -> None:
-    os.nice(19)
+def _batch_consumer(url: str, subject: str, messages: int, gives_way: bool, pipe: Pipe) -> None:
+    os.nice(YIELDING if gives_way else 0)
     groups = count()
     with fairway.connect(url, patience=ANSWER_S) as client:
 

@@ -1,6 +1,6 @@
 """Cores: one broker process alone, and one and two behind one meta server and one URL; rate and processor time of each.
 
-    python -m bench.cores                     a table, about five minutes
+    python -m bench.cores                     a table, about six minutes
     python -m bench.cores --quick             one short round
     python -m bench.cores --brokers 1 2 4     these numbers of broker processes
     python -m bench.cores --clients 2         so many client processes at once

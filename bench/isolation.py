@@ -1,6 +1,6 @@
 """Isolation: a small load beside a large one, each ÷ alone; cold beside hot, floods, bulk, scans, admin verbs.
 
-    python -m bench.isolation                       tables, about twelve minutes
+    python -m bench.isolation                       a table, about ten minutes
     python -m bench.isolation --quick               two short rounds, about a minute and a half
     python -m bench.isolation --tiny                one round of a moment: says that it works, not how fast
     python -m bench.isolation --only flood admin    the cases whose name has one of these words
@@ -9,8 +9,8 @@
 The broker is a process of its own on loopback, fresh for each case and round, and so is each load. In a round each load
 works alone, and then both work at once; the order changes from round to round. A ratio is of two measurements of one
 round; shown are medians. A rate is taken over just the time in which the small load was measured. Large loads yield the
-cores to the rest, so that what is seen is what the broker does. The first case is that of `bench.fairness`: the large
-load is compared with the same one beside a broker with one queue for all requests.
+cores to the rest, so that what is seen is what the broker does; with --equal they do not. The first case is that of
+`bench.fairness`: the large load is compared with the same one beside a broker with one queue for all requests.
 
 `core` is the part of the time in which the broker was ready to run and had none, because others used them. Above a few
 per cent the figures are about the machine.
@@ -59,12 +59,13 @@ class Scale:
     batches: int = 5_000  # of the backlog, 100 messages of 1,000 bytes each
     bulk: int = 1_000_000  # messages of 100 bytes that wait for a batch consumer
     lead_s: float = 0.3  # that a large load has worked before the small one is measured
+    gives_way: bool = True  # the large load, where it and the rest want the same core
     cold: fairness.Scale = fairness.Scale(cold_rounds=5)  # noqa: RUF009  it is frozen
 
 
 FULL = Scale()
-QUICK = Scale(2, 0.6, 1_000, 200_000, 0.2, fairness.QUICK)
-TINY = Scale(1, 0.15, 400, 20_000, 0.02, fairness.TINY)
+QUICK = Scale(2, 0.6, 1_000, 200_000, 0.2, cold=fairness.QUICK)
+TINY = Scale(1, 0.15, 400, 20_000, 0.02, cold=fairness.TINY)
 
 
 class Small(Protocol):
@@ -145,19 +146,20 @@ class Stage:
         return self._running.enter_context(admin_calls(self.url, ORDERS, HOT, PACE_PER_S))
 
     def flooder(self) -> Large:
-        return self._running.enter_context(flooder(self.url, FLOOD))
+        return self._running.enter_context(flooder(self.url, FLOOD, gives_way=self._scale.gives_way))
 
     def batch_consumer(self) -> Large:
         asyncio.run(fill(self.broker.port, "bulk", self._scale.bulk // 1_000, 1_000, 100))
-        return self._running.enter_context(batch_consumer(self.url, "bulk", self._scale.bulk))
+        consumer = batch_consumer(self.url, "bulk", self._scale.bulk, gives_way=self._scale.gives_way)
+        return self._running.enter_context(consumer)
 
     def scanner(self) -> Large:
         self.fill_archive()
-        return self._running.enter_context(ScanProcess(self.broker.port, ARCHIVE))
+        return self._running.enter_context(ScanProcess(self.broker.port, ARCHIVE, gives_way=self._scale.gives_way))
 
     def cold_group(self) -> Large:
         self.fill_archive()
-        crowd = Crowd(ARCHIVE, ("cold",), 20, bytes_max=256 * 1024, gives_way=True)
+        crowd = Crowd(ARCHIVE, ("cold",), 20, bytes_max=256 * 1024, gives_way=self._scale.gives_way)
         return ColdGroup(self.broker, self._running.enter_context(CrowdProcess(self.broker.port, crowd)))
 
 
@@ -330,6 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="only to see that it runs")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases whose name has one of these words")
+    parser.add_argument("--equal", action="store_true", help="large loads do not yield the cores; cold beside hot does")
     parser.add_argument("--directory", help="where the data goes; the default is the system's temporary directory")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
@@ -337,7 +340,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.rounds:
         cold = replace(scale.cold, cold_rounds=options.rounds)
         scale = replace(scale, rounds=options.rounds, cold=cold)
-    rows = measure(scale, options.directory, options.only)
+    rows = measure(replace(scale, gives_way=not options.equal), options.directory, options.only)
     told = machine.describe(Path(options.directory or tempfile.gettempdir()))
     if options.json:
         print(json.dumps({"machine": told, "rows": rows}))

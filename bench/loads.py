@@ -22,6 +22,7 @@ from fairway.runtime.rng import RealRng
 from fairway.runtime.service import run
 
 IN_FLIGHT = 32  # batches of one producer
+YIELDING = 19  # a nice value: the others go first
 SCAN_BYTES = 4 << 20  # in an answer: what the Spark source asks for
 
 
@@ -135,8 +136,7 @@ class _Consumer:
 
 
 def _crowd(port: int, crowd: Crowd, pipe: Pipe) -> None:
-    if crowd.gives_way:
-        os.nice(19)
+    os.nice(YIELDING if crowd.gives_way else 0)
     run(_run_crowd(port, crowd, pipe))
 
 
@@ -222,11 +222,12 @@ async def _run_paced(port: int, subject: str, group: str, pipe: Pipe) -> None:
 class ScanProcess(Child):
     """Tasks of a batch job that read parts of a subject over and over, with scans as the Spark source asks for them.
 
-    An answer is not decoded: the next request leaves at once. The process yields the cores to others.
+    An answer is not decoded: the next request leaves at once. The process yields the cores to others, unless told
+    otherwise.
     """
 
-    def __init__(self, port: int, subject: str, tasks: int = 2) -> None:
-        super().__init__(_scan, port, subject, tasks)
+    def __init__(self, port: int, subject: str, tasks: int = 2, *, gives_way: bool = True) -> None:
+        super().__init__(_scan, port, subject, tasks, gives_way)
         self.hear()
 
     def begin(self, seconds: float) -> None:
@@ -237,8 +238,8 @@ class ScanProcess(Child):
         return found
 
 
-def _scan(port: int, subject: str, tasks: int, pipe: Pipe) -> None:
-    os.nice(19)
+def _scan(port: int, subject: str, tasks: int, gives_way: bool, pipe: Pipe) -> None:
+    os.nice(YIELDING if gives_way else 0)
     run(_run_scan(port, subject, tasks, pipe))
 
 

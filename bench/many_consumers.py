@@ -1,6 +1,6 @@
 """Many consumers on one sync client: processor time per message with 2, 10, 50 and 100 of them, drained and steady.
 
-    python -m bench.many_consumers            a table, about a minute
+    python -m bench.many_consumers            a table, about three minutes
     python -m bench.many_consumers --quick    one short round
     python -m bench.many_consumers --json     the same figures for a program
 

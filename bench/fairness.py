@@ -64,8 +64,8 @@ class Scale:
     """How much of it."""
 
     share_rounds: int = 5
-    share_s: float = 1.2
-    share_batches: int = 3_000
+    share_s: float = 0.8
+    share_batches: int = 10_000  # a plain queue has taken 3,000 before anybody can look
     large: int = 100
     cold_rounds: int = 10
     cold_s: float = 3.0  # 750 pulls: of fewer a p99 is mostly luck
@@ -119,7 +119,7 @@ def share_round(is_plain: bool, scale: Scale, under: str | None) -> dict[str, fl
         ):
             large.start()
             small.start()
-            time.sleep(scale.share_s / 4)
+            time.sleep(scale.share_s / 8)
             before = broker.figures()
             deadline_s = time.monotonic() + scale.share_s
             after = before

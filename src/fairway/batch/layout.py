@@ -154,14 +154,6 @@ def is_delayed(view: Bytes) -> bool:
     return len(view) >= HEADER_BYTES and bool(view[_FLAGS_AT] & DUE)
 
 
-def is_small(view: Bytes, raw_bytes_max: int) -> bool:
-    """Whether a batch is that small before compression, and has no due times; for bytes that were not checked yet."""
-    if len(view) < HEADER_BYTES or view[_FLAGS_AT] & DUE:
-        return False
-    length: int = _RAW_LENGTH.unpack_from(view, _RAW_LENGTH_AT)[0]
-    return length <= raw_bytes_max
-
-
 def raw_length(view: Bytes) -> int:
     """The length of the columns before compression, of a batch that was checked before."""
     length: int = _RAW_LENGTH.unpack_from(view, _RAW_LENGTH_AT)[0]

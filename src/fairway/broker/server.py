@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from fairway import limits
-from fairway.batch.layout import is_small, numpy_or_none
+from fairway.batch.layout import HEADER_BYTES, is_delayed, numpy_or_none, raw_length
 from fairway.broker.admin import AdminProcessor
 from fairway.broker.cold_reads import ColdReads
 from fairway.broker.consume import ConnectionLeases, ConsumeProcessor
@@ -353,9 +353,12 @@ class Broker(SocketServer):
         state = self.store.messages.views.subjects.find(Subject(message.subject))
         if state is None or state.name.is_internal or self._new_names.is_new(state.name):
             return False
-        if not all(
-            len(data) < VIEW_FROM_BYTES and is_small(data, limits.CHECK_ON_LOOP_BYTES_MAX) for data in received.batches
-        ):
+        raw_bytes = 0  # to be checked on the loop, in one go
+        for data in received.batches:
+            if not HEADER_BYTES <= len(data) < VIEW_FROM_BYTES or is_delayed(data):
+                return False
+            raw_bytes += raw_length(data)
+        if raw_bytes > limits.CHECK_ON_LOOP_BYTES_MAX:
             return False
         if self.copy_status is not None:
             self.copy_status.admit(message)

@@ -122,6 +122,22 @@ async def test_a_row_is_one_unit_of_work(scene: Scene) -> None:
 
 
 @staged
+async def test_a_row_that_takes_long_to_decompress_goes_one_by_one(scene: Scene) -> None:
+    client = await Recorder.connect(scene.sim.net.host("sender"), BROKER, PORT)
+    client.ask(m.Produce(SUBJECT), (batch_of(5, 0, [b"0"]),))
+    await asyncio.sleep(1)
+    done = scene.broker.scheduler.tally.done
+    for number in range(1, 33):
+        data = batch_of(5, number, [bytes(200 * limits.KIB)], codec=batch.Codec.ZSTD)
+        assert len(data) < limits.KIB
+        client.connection.request(m.Produce(SUBJECT), [data])
+    client.send(*client.connection.take())
+    await asyncio.sleep(5)
+    assert len(client.answers) == 33
+    assert scene.broker.scheduler.tally.done - done == 32
+
+
+@staged
 async def test_a_full_disk_refuses_each_of_a_row_and_stores_none(scene: Scene) -> None:
     client = await Recorder.connect(scene.sim.net.host("sender"), BROKER, PORT)
     client.ask(m.Produce(SUBJECT), (batch_of(5, 0, [b"0"]),))

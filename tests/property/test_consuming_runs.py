@@ -78,3 +78,15 @@ class KeyedConsumers(Consumers):
 
 KeyedConsumers.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestKeyedConsumers = KeyedConsumers.TestCase
+
+
+def test_what_is_behind_a_failed_message_is_not_sent_to_and_fro() -> None:
+    """The broker has lost in a crash that the first message of the key is not with the consumer any more."""
+    story = KeyedConsumers()
+    story.begin(prefetch=2, lot=1)
+    story.produce(wanted=[False, False, True, True])
+    story.work(most=1, name="ann")
+    story.wait(ms=1_001)
+    story.crash(handled=0, heard=0, lost=1)
+    story.work(most=1, name="ann")
+    story.teardown()

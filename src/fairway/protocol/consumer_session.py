@@ -71,8 +71,7 @@ _PASSING = frozenset(
 _JOIN_AGAIN = frozenset({Code.NOT_A_MEMBER, Code.STALE_CONFIG, Code.NO_SUCH_GROUP})
 
 
-def _nothing(*_: object) -> None:
-    """For callbacks that the owner does not need."""
+def _nothing(*_: object) -> None: ...  # for callbacks that the owner does not need
 
 
 class ConsumerSession:
@@ -339,16 +338,18 @@ class ConsumerSession:
         if messages < 1 or size < 1:
             self._room_since_ns = None
             return
-        if self._room_since_ns is None:
-            self._room_since_ns = now_ns
+        if self._attempts[Doing.PULL].is_in_flight:
+            return  # what the answer leaves free counts from then
+        self._room_since_ns = now_ns if self._room_since_ns is None else self._room_since_ns
         due_ns = self._pull_due_ns()
         if due_ns is None or now_ns < due_ns or not self._attempts[Doing.PULL].may_ask(now_ns):
             return
-        self._room_since_ns = now_ns  # what the answer leaves free has been free since then
+        self._room_since_ns = None
         most_ms = self.lease_ms // 2
         wait_ms = most_ms if self.options.wait_ms is None else min(self.options.wait_ms, most_ms)
         self._pulling = messages
-        pull = Pull(*self._place, messages, size, wait_ms, self._arrived, limits.RUN_MESSAGES_MAX, True)
+        bounds = limits.RUN_MESSAGES_MAX, not self._behind.has_refused
+        pull = Pull(*self._place, messages, size, wait_ms, self._arrived, *bounds)
         self._ask(asks, Doing.PULL, pull, now_ns)
 
     def _room(self) -> tuple[int, int]:

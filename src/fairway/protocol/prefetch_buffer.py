@@ -102,6 +102,9 @@ class KeyWaitList:
         self._tails_max = _TAILS_MIN
         self.is_by_key = False  # of the group's configuration
         self.count = 0  # messages that wait
+        # The last response had messages behind one that has failed here. A broker that does not know of that yet, or
+        # lost it in a crash, would send them again and again.
+        self.has_refused = False
 
     def add(
         self,
@@ -112,6 +115,7 @@ class KeyWaitList:
         """Add the messages of one response: `heads` wait for nobody, `behind` are of lots that are `is_behind`, and
         `linked` are with the user from an earlier response. Returns the runs that need not wait after all: they have no
         key, or the messages before them are settled. Messages behind a failed one are released."""
+        self.has_refused = False
         if not (self.is_by_key or behind):
             return []
         for lot, page, first, end in heads:
@@ -151,6 +155,7 @@ class KeyWaitList:
                         queues[key] = (before, at - before.first, [(sequence, lot, page)])
                     elif at - before.first in before.failed:
                         lot.say(sequence, sequence + 1, RELEASE)
+                        self.has_refused = True
                         self.count -= 1
                     else:
                         continue

@@ -390,11 +390,11 @@ async def test_a_consumer_that_never_reads_is_cut_off_and_holds_up_nobody(scene:
 
 @staged_with(TIGHT)
 async def test_requests_that_wait_have_an_allowance(scene: Scene) -> None:
-    client = await scene.connect()
+    clients = [await scene.connect() for _ in range(5)]
     scene.disk.stall(5)
-    stream = Stream(9)
-    data = [stream.batch([bytes(600 * KIB)]) for _ in range(5)]
-    answers = await asyncio.gather(*(client.produce("orders", each) for each in data), return_exceptions=True)
+    data = [Stream(number).batch([bytes(600 * KIB)]) for number in range(9, 14)]
+    sent = (client.produce("orders", each) for client, each in zip(clients, data, strict=True))
+    answers = await asyncio.gather(*sent, return_exceptions=True)
     codes = [each.code for each in answers if isinstance(each, Refused)]
     assert Code.BUSY in codes
     assert scene.broker.waiting.taken_bytes == 0

@@ -62,10 +62,8 @@ PLAIN_CONTROL_BYTES_MAX = 16 * KIB  # of a request without lists: its own 3 KB, 
 URGENT_BYTES_MAX = 64 * KIB  # a request that does not wait and is no larger finds room where others do not
 SENTENCE_CHARS_MAX = 500  # of a refusal or a goodbye, with everything that the sentence quotes
 FEATURES_MAX = 64  # in a handshake
-LARGE_APPEND_BYTES = 64 * KIB  # a batch of this size waits, a few times, while a large commit is under way,
-LARGE_COMMIT_BYTES = 512 * KIB  # and those that wait go so many bytes at a time: a commit of this size takes 1 ms
 # of batches of one connection on their way into the log: whoever sends next waits for all that was appended before
-UNSTORED_BYTES_MAX = 512 * KIB
+UNSTORED_BYTES_MAX = MIB
 CONNECTION_REQUESTS_MAX = 1_024  # in flight on one connection: a thousand single messages at once
 HEARTBEAT_MS = 10_000  # three missed are 30 s, less than most middleboxes allow an idle connection
 HEARTBEAT_MS_MIN = 100  # below it 2,000 idle connections would cost more than the work

@@ -17,7 +17,6 @@ request of every client would wait for that.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,7 +38,6 @@ from fairway.scheduling import Actor, Expiry, Scheduler, TurnResult
 from fairway.serving.rates import CreationRate
 from fairway.serving.requests import ProduceRequest, produced
 from fairway.storage.dedupe import PlaceTaken
-from fairway.storage.flusher import Flusher
 from fairway.storage.message_log import AppendReceipt
 from fairway.storage.store import Store
 from fairway.storage.subjects import SubjectTable
@@ -152,46 +150,6 @@ class _Appended:
         self.last, self.base = receipt, base
 
 
-_WAITS_MAX = 3  # of a large batch: for a commit, and for small batches of its own actor that go first
-
-
-class LargeAppends:
-    """Lets a large batch into the log where it does not stand before others' small ones.
-
-    A commit of a large batch takes a millisecond and more. If the next large batch were appended behind it already, a
-    small one that comes then would wait for both. So a large batch waits until no large commit is under way, and what
-    has gathered is on its way. Then a small batch waits for the rest of one large commit at most. A large batch waits a
-    few times at most: small ones may come for ever.
-    """
-
-    def __init__(self, scheduler: Scheduler, flusher: Flusher) -> None:
-        self._scheduler = scheduler
-        self._flusher = flusher
-        self._waiting: deque[tuple[Actor, int]] = deque()
-
-    def must_wait(self, request: ProduceRequest, actor: Actor) -> bool:
-        """Whether the batch waits. Then its actor is suspended until it may go, and the processor returns AGAIN."""
-        size = sum(map(len, request.attachments))
-        if size < limits.LARGE_APPEND_BYTES or request.times_waited >= _WAITS_MAX or not self._flusher.has_large_round:
-            return False
-        request.times_waited += 1
-        actor.suspend()
-        if not self._waiting:
-            self._flusher.when_no_large_round(self._go_on)
-        self._waiting.append((actor, size))
-        return True
-
-    def _go_on(self) -> None:
-        """Let as many go as make one large commit."""
-        size = 0
-        while self._waiting and size < limits.LARGE_COMMIT_BYTES:
-            actor, own = self._waiting.popleft()
-            size += own
-            self._scheduler.resume(actor)
-        if self._waiting:
-            self._flusher.when_no_large_round(self._go_on)
-
-
 class ProduceProcessor:
     """Handles PRODUCE. Calls `on_committed` with each subject that has new messages."""
 
@@ -200,13 +158,11 @@ class ProduceProcessor:
         store: Store,
         checks: BatchChecks,
         groups: Groups,
-        scheduler: Scheduler,
         on_committed: Callable[[int], None],
     ) -> None:
         self._store = store
         self._checks = checks
         self._groups = groups
-        self._large_appends = LargeAppends(scheduler, store.messages.log.flusher)
         self._on_committed = on_committed
         self.batches = 0  # committed; a repeated batch counts twice
         self.messages = 0
@@ -220,7 +176,7 @@ class ProduceProcessor:
             )
         secret = checked(request.message.secret, "stream")
         try:
-            if not self._is_checked(request, actor) or self._large_appends.must_wait(request, actor):
+            if not self._is_checked(request, actor):
                 return TurnResult.AGAIN
         except RemoteProtocolError as error:
             _break_off(request, error)

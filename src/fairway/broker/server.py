@@ -175,7 +175,7 @@ class Broker(SocketServer):
             self.scheduler.set_weight(key, SCAN_WEIGHT)
         store.on_actions = partial(self.coordinator.watches.release, WATCHED)
         self.checks = BatchChecks(self.scheduler, world.clock, world.pool)
-        self.produce = ProduceProcessor(store, self.checks, groups, self.scheduler, self.coordinator.wake_subject)
+        self.produce = ProduceProcessor(store, self.checks, groups, self.coordinator.wake_subject)
         self.creation_rate = CreationRate(world.clock)
         self._new_names = NewNames(self.produce, store.messages.views.subjects, self.creation_rate)
         self.scheduler.set_weight(NewNames.KEY, limits.NEW_NAMES_WEIGHT)

@@ -206,7 +206,7 @@ class ProduceRequest(ServedRequest[Produce]):
     """The PRODUCE requests of one connection to one subject that came in a row: an actor serves them together. Each of
     them has a batch, in `attachments`, and an answer of its own."""
 
-    __slots__ = ("checked", "times_waited", "unanswered")
+    __slots__ = ("checked", "unanswered")
 
     def __init__(
         self,
@@ -229,7 +229,6 @@ class ProduceRequest(ServedRequest[Produce]):
         )
         self.unanswered = dict.fromkeys(received.correlations)
         self.checked: tuple[batch.BatchHeader, int] | None = None  # by a worker thread: the header, and the batch's CRC
-        self.times_waited = 0  # for large commits of others
 
     def answer(self, answers: Sequence[tuple[int, Produced]]) -> None:
         """Answer some of the requests, by their correlation ids."""

@@ -134,7 +134,6 @@ class Flusher:
         self._is_shared = False  # several callers waited for the last round
         self._call_later: ScheduleTimer | None = None
         self._open_timer: Timer | None = None  # ends the wait of a round that nobody waits for
-        self._round_waiters: list[Callable[[], None]] = []
         # For a held log only:
         self._is_held = False
         self._confirmed_end = synced_end
@@ -153,23 +152,6 @@ class Flusher:
     def uncommitted_bytes(self) -> int:
         """Bytes held in memory. Bytes that wait only for replicas are on disk."""
         return self.gathered_end - self.written_end
-
-    @property
-    def has_large_round(self) -> bool:
-        """Whether bytes that are appended now would go behind a large commit, or together with what was gathered."""
-        in_flight = self._in_flight
-        return bool(self._gathered) or (in_flight is not None and in_flight.end - in_flight.start >= _ENOUGH_BYTES)
-
-    def when_no_large_round(self, callback: Callable[[], None]) -> None:
-        """Call back once, as soon as `has_large_round` is False, or the log is poisoned."""
-        self._round_waiters.append(callback)
-        self._kick_soon()
-
-    def _call_round_waiters(self) -> None:
-        if self._round_waiters and (self.fault is not None or not self.has_large_round):
-            waiters, self._round_waiters = self._round_waiters, []
-            for waiter in waiters:
-                waiter()
 
     def watch(self, watch: WatchT) -> WatchT:
         """Call `watch` when each sync begins and ends."""
@@ -334,7 +316,6 @@ class Flusher:
         if self._in_flight is not None or self.fault is not None:
             return
         if not self._gathered and self._unsynced_file is None:
-            self._call_round_waiters()
             return
         if self._is_gathering():
             self._kick_soon()
@@ -348,7 +329,6 @@ class Flusher:
             if round_.syncs and self._watch is not None:
                 self._watch.begun()
             self._disk.commit(round_.file, round_.parts, self._finished, sync=round_.syncs)
-        self._call_round_waiters()
 
     def _is_gathering(self) -> bool:
         """Whether the next round is small and every turn of the loop adds to it: then it may grow for a few turns. A
@@ -419,7 +399,6 @@ class Flusher:
             self._synced(round_)
         else:
             self._written(round_)
-        self._call_round_waiters()
 
     def _synced(self, round_: _CommitRound) -> None:
         held, self._held = self._held, None
@@ -495,7 +474,6 @@ class Flusher:
             each.answer(self.fault)
         for _, outcome in unsynced:
             outcome(self.fault)
-        self._call_round_waiters()
         self._on_progress()
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from fairway import batch, limits
 from fairway.errors import Code
-from fairway.names import Subject
 from fairway.protocol import RefusalReceived, ResponseReceived
 from fairway.protocol import messages as m
 from tests.support.raw import Raw
@@ -179,67 +178,3 @@ def test_who_sends_much_is_read_no_further_than_what_is_on_its_way_into_the_log(
 
     Scene("flooder", options_of(), capacity_bytes=64 * limits.MIB).play(story)
     assert most < 2 * limits.MIB
-
-
-def position(scene: Scene, subject: str, sequence: int) -> int:
-    """Of that message in the log."""
-    messages = scene.broker.store.messages
-    state = messages.views.subjects.find(Subject(subject))
-    assert state is not None
-    return next(entry.position for entry in messages.readable(state.id, sequence))
-
-
-def large(number: int) -> bytes:
-    return batch_of(5, number, [bytes(100 * limits.KIB)])
-
-
-@staged
-async def test_a_small_batch_waits_for_one_large_commit_and_not_for_the_next(scene: Scene) -> None:
-    flooder = await Recorder.connect(scene.sim.net.host("flooder"), BROKER, PORT)
-    small = await Recorder.connect(scene.sim.net.host("small"), BROKER, PORT)
-    for client, subject, producer_id in ((flooder, SUBJECT, 5), (small, "small", 6)):
-        client.ask(m.Produce(subject), (batch_of(producer_id, 0, [b"0"]),))
-    await asyncio.sleep(1)
-    for number in range(1, 4):
-        flooder.connection.request(m.Produce(SUBJECT), [large(number)])
-    scene.disk.stall(0.5)  # the commit of the first
-    flooder.send(*flooder.connection.take())
-    await asyncio.sleep(0.1)
-    small.ask(m.Produce("small"), (batch_of(6, 1, [b"1"]),))
-    await asyncio.sleep(5)
-    assert len(flooder.answers) == 4
-    assert position(scene, SUBJECT, 1) < position(scene, "small", 1) < position(scene, SUBJECT, 2)
-
-
-@staged
-async def test_a_large_batch_waits_a_few_times_however_many_small_ones_come(scene: Scene) -> None:
-    flooder = await Recorder.connect(scene.sim.net.host("flooder"), BROKER, PORT)
-    small = await Recorder.connect(scene.sim.net.host("small"), BROKER, PORT)
-    for number in range(10):
-        flooder.connection.request(m.Produce(SUBJECT), [large(number)])
-    flooder.send(*flooder.connection.take())
-    for number in range(2_000):
-        small.ask(m.Produce(SUBJECT), (batch_of(6, number, [b"x"]),))
-        await asyncio.sleep(0.0005)
-        if len(flooder.answers) == 10:
-            break
-    assert len(flooder.answers) == 10
-    assert number < 1_000
-
-
-@staged
-async def test_large_batches_that_wait_go_on_when_those_before_them_are_refused(scene: Scene) -> None:
-    clients = [await Recorder.connect(scene.sim.net.host(f"flooder-{name}"), BROKER, PORT) for name in range(4)]
-    for name, client in enumerate(clients):
-        client.ask(m.Produce(f"subject-{name}"), (batch_of(10 + name, 0, [b"0"]),))
-    await asyncio.sleep(1)
-    scene.disk.stall(0.5)
-    for name, client in enumerate(clients):
-        for first in (1, 7, 2):  # the second leaves a gap
-            data = batch_of(10 + name, first, [bytes(300 * limits.KIB)])
-            client.connection.request(m.Produce(f"subject-{name}"), [data])
-        client.send(*client.connection.take())
-    await asyncio.sleep(10)
-    for client in clients:
-        assert [told[0] for told in client.answers.values()].count(Code.SEQUENCE_GAP) == 1
-        assert len(client.answers) == 4

@@ -10,8 +10,9 @@ not the others.
 Fair shares of the loop are not enough. A group that drains a backlog also keeps the device, the interpreter and the
 other cores busy, so everybody waits a little longer for everything. So while others are at work, an actor rests after
 each answer, `REST_FACTOR` times as long as its slices took of the loop. How long it waited for the device or for its
-turn does not count: a loop that is busy for others must not make the rest longer. An operator gives weight to a group
-with an urgent backlog, which shortens its rests. With nobody else at work, there is no rest.
+turn does not count: a loop that is busy for others must not make the rest longer. Rests of less than 1 ms add up to
+one. An operator gives weight to a group with an urgent backlog, which shortens its rests. With nobody else at work,
+there is no rest.
 
 A fetch or an answer about to begin also stands aside for 1 ms after the slice of another actor. The kernel likes to
 wake the client of that answer on the core that sent it, where the client would wait until the loop sleeps.
